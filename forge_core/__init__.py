@@ -1,0 +1,75 @@
+"""Forge's kernel: what a generator, a trainer, a loss, a reward, an environment and a transport are.
+
+Everything a plugin needs is importable from here; nothing heavy is imported by it.
+"""
+
+from forge_core.component import (
+    BuildContext,
+    Component,
+    Placement,
+    Preset,
+    Selection,
+    Settings,
+)
+from forge_core.errors import (
+    ConfigError,
+    DataError,
+    FanoutError,
+    ForgeError,
+    PluginError,
+    ReplicaDied,
+    RunFailed,
+    RunInterrupted,
+    RunStopped,
+    UsageError,
+    WeightMismatch,
+)
+from forge_core.hookspecs import hookimpl, hookspec
+from forge_core.types import (
+    Completion,
+    Episode,
+    Group,
+    Message,
+    RewardSample,
+    Sampling,
+    StepResult,
+    Task,
+    TrainSequence,
+    Turn,
+    WeightManifest,
+)
+from forge_core.version import __version__
+
+__all__ = [
+    "BuildContext",
+    "Completion",
+    "Component",
+    "ConfigError",
+    "DataError",
+    "Episode",
+    "FanoutError",
+    "ForgeError",
+    "Group",
+    "Message",
+    "Placement",
+    "PluginError",
+    "Preset",
+    "ReplicaDied",
+    "RewardSample",
+    "RunFailed",
+    "RunInterrupted",
+    "RunStopped",
+    "Sampling",
+    "Selection",
+    "Settings",
+    "StepResult",
+    "Task",
+    "TrainSequence",
+    "Turn",
+    "UsageError",
+    "WeightManifest",
+    "WeightMismatch",
+    "__version__",
+    "hookimpl",
+    "hookspec",
+]

@@ -1,0 +1,124 @@
+"""What a plugin contributes: a named component with typed settings and a way to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge_core.config.sections import (
+        DistributedSection,
+        ModelSection,
+        TrainingSection,
+    )
+    from forge_core.protocols import Loss, Transport
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Settings(BaseModel):
+    """Base of every component's settings: unknown keys are refused, values cannot change.
+
+    Give every field a description with its unit; ``forge config schema`` prints it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component(Generic[T_co]):
+    """One named implementation in a family.
+
+    Args:
+        name: what people write behind ``use:``; lower case, words joined by ``_``.
+        settings: a light pydantic model (derive it from ``Settings``); the rest of the section.
+        build: module-level function ``(settings, context) -> the component``. The only place where
+            heavy packages are imported.
+        summary: one line for ``forge plugins``.
+    """
+
+    name: str
+    settings: type[BaseModel]
+    build: Callable[[Any, BuildContext], T_co]
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named config that a package ships.
+
+    Args:
+        name: what people write behind ``forge run``.
+        path: the YAML file.
+        summary: one line for ``forge presets``.
+        kind: ``run`` is a whole config; ``model`` supplies defaults to every config whose
+            ``model.name`` equals this name.
+    """
+
+    name: str
+    path: Path
+    summary: str
+    kind: str = "run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Generic[T_co]):
+    """A component chosen by a config, with its settings already parsed. Picklable."""
+
+    family: str
+    component: Component[T_co]
+    settings: BaseModel
+
+    @property
+    def name(self) -> str:
+        return self.component.name
+
+    def build(self, context: BuildContext) -> T_co:
+        """Make the component. Heavy imports happen here, and nowhere else."""
+        return self.component.build(self.settings, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How many replicas of a component, and of how many processes each."""
+
+    replicas: int = 1
+    procs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext:
+    """What a component may know of the run it is built for. Picklable, so that it travels.
+
+    Args:
+        model: the model section; once a run has started, ``model.path`` is a folder in Hugging Face
+            layout with weights and tokenizer.
+        training: the shared training section.
+        distributed: the shared distributed section.
+        seed: the run's seed; derive your own with ``forge_core.seeding.derive_seed``.
+        channel: name shared by all components of one stage; transports meet on it.
+        loss: for trainers, the loss to train with.
+        transport: for trainers and generators, the way that weights travel.
+        replica: index of the replica being built.
+        rank: rank of this process in the replica.
+        world_size: processes in the replica.
+        extra: what a plugin hands to its own components.
+    """
+
+    model: ModelSection
+    training: TrainingSection
+    distributed: DistributedSection
+    seed: int = 0
+    channel: str = "default"
+    loss: Selection[Loss] | None = None
+    transport: Selection[Transport] | None = None
+    replica: int = 0
+    rank: int = 0
+    world_size: int = 1
+    extra: Mapping[str, Any] = field(default_factory=dict)

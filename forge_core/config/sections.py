@@ -1,0 +1,138 @@
+"""The shared sections of a config: what they hold, their units and defaults.
+
+A component's own settings stand beside the component; here is only what several share.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from forge_core.component import Settings
+
+
+class ModelInit(Settings):
+    """A model made from a seed instead of loaded: for tests, examples and from-scratch training."""
+
+    architecture: str = Field("qwen3", description="transformers model type, such as qwen3, llama")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="fields of that architecture's transformers config"
+    )
+    characters: str = Field(
+        description="alphabet of a character tokenizer made with the model; one token each"
+    )
+    seed: int | None = Field(None, description="seed of the weights; default: training.seed")
+
+
+class ModelSection(Settings):
+    """The policy's weights and tokenizer, always a folder in Hugging Face layout in the end."""
+
+    name: str = Field("", description="model name; also selects a model preset of that name")
+    path: Path | None = Field(None, description="folder in Hugging Face layout")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="type weights are kept in")
+    init: ModelInit | None = Field(None, description="make the model from a seed instead")
+
+
+class TrainingSection(Settings):
+    """The optimizer step, shared by every recipe and trainer."""
+
+    batch_size: int | None = Field(
+        None, ge=1, description="sequences in a micro-batch; default: the recipe's choice"
+    )
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="micro-batches in an optimizer step"
+    )
+    learning_rate: float = Field(1e-5, ge=0, description="peak learning rate")
+    num_epochs: float | None = Field(None, gt=0, description="passes over the dataset")
+    steps: int | None = Field(None, ge=1, description="optimizer steps; takes num_epochs' place")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warmup from 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="course of the learning rate after warmup, to 0 at the last step"
+    )
+    max_grad_norm: float | None = Field(
+        1.0, gt=0, description="gradients are scaled down to this norm; null: no clipping"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of AdamW")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's moment decay rates")
+    seed: int = Field(0, ge=0, description="seed of everything random in the run")
+
+    @model_validator(mode="after")
+    def _one_target(self) -> TrainingSection:
+        if self.steps is not None and self.num_epochs is not None:
+            raise ValueError("give steps or num_epochs, not both")
+        return self
+
+
+class DistributedSection(Settings):
+    """How a trainer spreads over processes. A trainer refuses what it cannot do."""
+
+    strategy: Literal["none", "ddp", "fsdp"] = Field(
+        "none", description="none: one process; ddp: replicas; fsdp: sharded"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="type of the forward and backward computation"
+    )
+
+
+class CheckpointingSection(Settings):
+    """When checkpoints are written, where runs live, and what to go on from."""
+
+    save_interval: int | None = Field(
+        None, ge=1, description="steps between checkpoints; one is written at each stage's end anyway"
+    )
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; a stage's last always is")
+    output_dir: Path = Field(Path("runs"), description="folder that holds the run folders")
+    resume: Path | None = Field(None, description="run folder to go on with")
+
+
+class SamplingSection(Settings):
+    """How completions are sampled."""
+
+    max_tokens: int = Field(256, ge=1, description="most tokens of a completion")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus probability; 1 turns it off")
+    top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 turns it off")
+
+
+class EvaluationSection(Settings):
+    """Held-out score: ``eval_dataset`` answered by the policy and judged by ``rewards``."""
+
+    interval: int | None = Field(
+        None, ge=1, description="steps between evaluations; null: only before and after"
+    )
+    tasks: int | None = Field(None, ge=1, description="first tasks of eval_dataset; null: all")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    samples: int = Field(1, ge=1, description="completions for each task; the mean counts")
+
+
+SHARED_SECTIONS: dict[str, type[Settings]] = {
+    "model": ModelSection,
+    "training": TrainingSection,
+    "distributed": DistributedSection,
+    "checkpointing": CheckpointingSection,
+    "sampling": SamplingSection,
+    "evaluation": EvaluationSection,
+}
+"""Section name -> model. Every stage has each of them."""
+
+COMPONENT_SECTIONS: dict[str, str] = {
+    "recipe": "recipe",
+    "generator": "generator",
+    "trainer": "trainer",
+    "loss": "loss",
+    "environment": "environment",
+    "transport": "transport",
+    "runtime": "runtime",
+    "dataset": "dataset",
+    "eval_dataset": "dataset",
+}
+"""Section name -> family, for sections with one ``use:``."""
+
+COMPONENT_MAPS: dict[str, str] = {"rewards": "reward", "trackers": "tracker"}
+"""Section name -> family, for sections that name several: ``{part: {use: ..., ...}}``.
+``use`` may be left out where the part is called like the component."""
+
+RUN_WIDE: frozenset[str] = frozenset({"model", "checkpointing", "runtime", "trackers"})
+"""Sections that belong to the whole run: a stage cannot change them."""

@@ -1,0 +1,105 @@
+"""Everything Forge raises on purpose, and the exit code each kind ends a command with.
+
+Failures are raised, never returned as values. A ``ForgeError`` is a message for a person: one line,
+what is wrong, where, and what is allowed. Anything else that escapes is a bug and shows a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ForgeError(Exception):
+    """Base of all errors meant for a person. The command prints ``str(error)`` and exits."""
+
+    exit_code: int = 1
+
+
+class UsageError(ForgeError):
+    """The command, the config or an input file is wrong; nothing was started (exit code 2)."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """One or more problems in a config, one line each."""
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems: tuple[str, ...] = (
+            (problems,) if isinstance(problems, str) else tuple(problems)
+        )
+        super().__init__("\n".join(self.problems))
+
+
+class PluginError(UsageError):
+    """A selected component cannot be used: unknown, ambiguous, or its plugin is broken."""
+
+
+class DataError(UsageError):
+    """A data file, prompt or model folder is not what it must be (names file and line)."""
+
+
+class RunFailed(ForgeError):
+    """The run cannot go on: the first failure, with the component and replica it came from.
+
+    Args:
+        message: what happened, one line.
+        component: such as ``trainer torch``; empty when it was the recipe itself.
+        replica: index of the replica, or None.
+        host: host name of the process that failed.
+        log_tail: last lines of that process's log.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        component: str = "",
+        replica: int | None = None,
+        host: str = "",
+        log_tail: Sequence[str] = (),
+    ) -> None:
+        self.message = message
+        self.component = component
+        self.replica = replica
+        self.host = host
+        self.log_tail = tuple(log_tail)
+        where = component if replica is None else f"{component} (replica {replica})"
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class RunStopped(ForgeError):
+    """The run ended in good order, short of its target (exit code 3)."""
+
+    exit_code = 3
+
+
+class RunInterrupted(ForgeError):
+    """Ctrl-C or SIGTERM: stopped at a step boundary, after a checkpoint (exit code 130)."""
+
+    exit_code = 130
+
+
+class ReplicaDied(ForgeError):
+    """A replica's process is gone. Raised by a runtime; a service answers by retrying elsewhere."""
+
+    def __init__(self, message: str, *, replica: int | None = None) -> None:
+        self.replica = replica
+        super().__init__(message)
+
+
+class FanoutError(ForgeError):
+    """A fan-out failed on some replicas; names each of them with its cause."""
+
+    def __init__(self, method: str, failures: dict[int, BaseException], total: int) -> None:
+        self.method = method
+        self.failures = failures
+        named = "; ".join(
+            f"replica {index}: {type(error).__name__}: {error}"
+            for index, error in sorted(failures.items())
+        )
+        super().__init__(f"{method} failed on {len(failures)} of {total} replicas: {named}")
+
+
+class WeightMismatch(ForgeError):
+    """A replica does not hold the weights it was told to load; it gets no requests."""

@@ -1,0 +1,273 @@
+"""What each family must do. A component is any object with these methods; nothing is inherited.
+
+Methods of generators and trainers are called through services, which may live in other processes:
+arguments and results are the plain data of ``forge_core.types``. Any method may be ``async``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_core.run.stage import Stage
+    from forge_core.run.records import Event, RunInfo, StepRecord, Summary
+    from forge_core.tensors.batch import LossBatch, LossOutput
+
+from forge_core.types import (
+    Completion,
+    Episode,
+    Prompt,
+    RewardSample,
+    Sampling,
+    StepResult,
+    Task,
+    TrainSequence,
+    WeightManifest,
+)
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Samples completions. Serves many ``generate`` calls at once; cancelling one frees its row."""
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Sample ``sampling.n`` completions of a prompt of token ids.
+
+        Raises:
+            DataError: the prompt is empty or leaves no room in the window.
+        """
+        ...
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
+        """Load that version from the transport and say what is now held.
+
+        Requests in flight go on with the new weights; their later tokens carry the new version.
+        The returned checksum is computed from the weights the generator holds, not copied.
+        """
+        ...
+
+    async def stats(self) -> Mapping[str, float]:
+        """Counters since the start: ``tokens`` generated, ``requests`` finished, and so on."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Holds the policy's weights and optimizer. One call at a time."""
+
+    async def train_step(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> StepResult:
+        """One optimizer step over all micro-batches.
+
+        The gradient is that of (sum of the loss over every micro-batch and rank) / (its count), so
+        the way of splitting changes nothing but rounding. A trainer may split further.
+
+        Raises:
+            RunFailed: the loss or the gradient is not finite; weights are left as they were.
+        """
+        ...
+
+    async def logprobs(
+        self, sequences: Sequence[TrainSequence], *, reference: bool = False
+    ) -> list[list[float]]:
+        """Logprob of every token under the current weights or the reference's.
+
+        Returns one list for each sequence, as long as its tokens, 0 where ``loss_mask`` is False.
+        """
+        ...
+
+    async def hold_reference(self) -> None:
+        """Keep a frozen copy of the weights as they are now, for ``logprobs(reference=True)``."""
+        ...
+
+    async def publish(self, version: int) -> WeightManifest:
+        """Put the current weights on the transport under Hugging Face names."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write weights in Hugging Face layout, optimizer, scheduler and RNG state into a folder."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote; the next step is the one that would have followed."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A pure function of logprobs over the trained tokens only: no padding, no prompt, no mask.
+
+    ``needs`` names what must be there beside logprobs: fields of the batch (``advantages``,
+    ``sampler_logprobs``, ``reference_logprobs``, ...) and ``entropy``.
+    """
+
+    needs: frozenset[str]
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        """Return a sum and a count, never a mean.
+
+        Args:
+            logprobs: of the N trained tokens, with gradient. [N]
+            batch: fields for the same tokens, and which sequence each belongs to.
+            entropy: of the next-token distributions, with gradient; given if needed. [N]
+        """
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """A pure, picklable function of one sample. Runs in a process of its own under a deadline."""
+
+    def __call__(self, sample: RewardSample) -> float: ...
+
+
+class Interaction(Protocol):
+    """One episode of an environment, from its prompt to its end."""
+
+    prompt: Prompt
+
+    async def respond(self, completion: str) -> str | None:
+        """Answer a completion with an observation, or None when the episode is over."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Turns tasks into interactions. ``max_turns`` bounds the completions of an episode."""
+
+    max_turns: int
+
+    def start(self, task: Task, seed: int) -> Interaction:
+        """Begin an episode; deterministic in (task, seed)."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Carries weights from the trainer to generators. Both ends build one on the same channel."""
+
+    async def publish(
+        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> WeightManifest:
+        """Take a copy of the weights under a version higher than any before. Atomic to readers.
+
+        Raises:
+            ValueError: the version is not higher than the last.
+        """
+        ...
+
+    def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Stream the tensors of a version, in the order they were published.
+
+        A yielded tensor is only valid until the next one is asked for: copy it into place.
+
+        Raises:
+            KeyError: no such version, or it was dropped.
+        """
+        ...
+
+    async def drop(self, version: int) -> None:
+        """Forget a version; a fetch under way still ends well. Unknown versions are ignored."""
+        ...
+
+    async def versions(self) -> list[int]:
+        """Versions that can be fetched, lowest first."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. The last end to close leaves nothing on the host."""
+        ...
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A finite, indexable set of tasks. The order of a run is the kernel's (seeded, resumable)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Task: ...
+
+
+@runtime_checkable
+class Recipe(Protocol):
+    """Drives one stage of a run. ``requires`` names the families it uses beside the trainer."""
+
+    requires: frozenset[str]
+
+    async def run(self, stage: Stage) -> None:
+        """Train (or evaluate, or generate) to the stage's target; raise if it cannot be reached."""
+        ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Hears of everything a run does. Called in the controller's process, in order."""
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None: ...
+
+    def finish(self, summary: Summary) -> None: ...
+
+
+class Runtime(Protocol):
+    """Where replicas live. The kernel's services are written once, over these three calls."""
+
+    async def spawn(self, spec: ReplicaSpec) -> Replica:
+        """Start one replica and wait until its component is built.
+
+        Raises:
+            UsageError: this runtime cannot place it so (names what could).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop what is left. Leaves no process behind."""
+        ...
+
+
+class ReplicaSpec(Protocol):
+    """What a runtime needs to know to start a replica (``forge_core.services.spec``)."""
+
+    name: str
+    index: int
+    procs: int
+    selection: Any
+    context: Any
+
+
+class Replica(Protocol):
+    """One running copy of a component."""
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method. Its exception is raised here.
+
+        Raises:
+            ReplicaDied: the process is gone; no answer will come.
+        """
+        ...
+
+    async def wait_dead(self) -> str:
+        """Return the cause once the replica is dead. Never returns while it lives."""
+        ...
+
+    async def stop(self) -> None:
+        """Close the component and end its process. Safe to call twice and on a dead replica."""
+        ...

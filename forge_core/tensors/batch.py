@@ -1,0 +1,88 @@
+"""Batches as a model and a loss see them. One row of real tokens; there is no padding to get wrong.
+
+Sequences of unequal length are laid end to end (``PackedBatch``): positions restart at each, and
+attention never crosses from one to another. A loss sees only the trained tokens (``LossBatch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from forge_core.types import TrainSequence
+
+
+@dataclass(frozen=True, slots=True)
+class LossBatch:
+    """The N trained tokens of a micro-batch.
+
+    Args:
+        sequence: which of the S sequences each token belongs to. [N] int64
+        num_sequences: S, also counting sequences without any trained token.
+        fields: what the recipe gave, one value for each trained token. [N] float32
+    """
+
+    sequence: torch.Tensor
+    num_sequences: int
+    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def field(self, name: str) -> torch.Tensor:
+        """The field of that name. [N]
+
+        Raises:
+            KeyError: the recipe does not give it; names what it gives.
+        """
+        try:
+            return self.fields[name]
+        except KeyError:
+            given = ", ".join(sorted(self.fields)) or "none"
+            raise KeyError(f"the recipe gives no field {name!r} (it gives: {given})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """What a loss returns: never a mean, so that any split of a batch adds up to the same.
+
+    Args:
+        sum: the objective to minimize, summed over tokens (or sequences). Scalar with gradient.
+        count: what the sum is divided by in the end, summed likewise: tokens, sequences, ...
+        metrics: name -> (sum, count), detached; reduced to sum / count over the whole step.
+    """
+
+    sum: torch.Tensor
+    count: torch.Tensor | float
+    metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """S sequences laid end to end.
+
+    Args:
+        tokens: token ids. [T] int64
+        positions: restart at 0 in each sequence. [T] int64
+        lengths: of the sequences, in order; they sum to T. [S]
+        targets: indices into ``tokens`` of the N trained tokens; the model's output at
+            ``targets - 1`` predicts them. [N] int64
+        loss_batch: the same N tokens as the loss sees them.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    lengths: tuple[int, ...]
+    targets: torch.Tensor
+    loss_batch: LossBatch
+
+
+def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:
+    """Lay sequences end to end.
+
+    Raises:
+        ValueError: a sequence is empty, trains its first token, or has a mask or field of another
+            length, or the sequences do not all have the same fields.
+    """
+    raise NotImplementedError

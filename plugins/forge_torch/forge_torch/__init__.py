@@ -1,0 +1,1 @@
+"""Reference generator, trainer and transports, wherever torch runs."""

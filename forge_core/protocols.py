@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from forge_core.run.stage import Stage
+    from forge_core.config.sections import TrainingSection
     from forge_core.run.records import Event, RunInfo, StepRecord, Summary
+    from forge_core.run.stage import Stage
     from forge_core.tensors.batch import LossBatch, LossOutput
 
 from forge_core.types import (
@@ -203,12 +204,21 @@ class Dataset(Protocol):
 
 @runtime_checkable
 class Recipe(Protocol):
-    """Drives one stage of a run. ``requires`` names the families it uses beside the trainer."""
+    """Drives one stage of a run.
+
+    ``requires`` names the config sections it cannot do without (``dataset``, ``rewards``, ...);
+    ``provides`` the fields its sequences carry for the loss (``advantages``, ...).
+    """
 
     requires: frozenset[str]
+    provides: frozenset[str]
+
+    def total_steps(self, training: TrainingSection, dataset_length: int) -> int:
+        """Optimizer steps of the stage (see ``forge_core.run.plan.steps_for``)."""
+        ...
 
     async def run(self, stage: Stage) -> None:
-        """Train (or evaluate, or generate) to the stage's target; raise if it cannot be reached."""
+        """Drive ``stage.steps()`` to its end; raise if the target cannot be reached."""
         ...
 
 

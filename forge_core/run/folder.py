@@ -1,0 +1,114 @@
+"""The run folder: everything a run leaves behind, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from forge_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig
+    from forge_core.plugins.manager import PluginManager
+
+CONFIG = "config.yaml"
+LOCK = "run.lock"
+
+
+class RunFolder:
+    """``config.yaml``, ``run.lock``, ``metrics.jsonl``, ``events.jsonl``, ``checkpoints/``, ..."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, output_dir: Path, name: str) -> RunFolder:
+        """Make a folder that did not exist, called after the run and the time.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            for number in range(1, 1000):
+                suffix = "" if number == 1 else f"-{number}"
+                path = (output_dir / f"{name}-{stamp}{suffix}").absolute()
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(path)
+        except OSError as error:
+            raise UsageError(
+                f"checkpointing.output_dir: cannot write to {output_dir}: {error.strerror}"
+            ) from error
+        raise UsageError(f"checkpointing.output_dir: too many runs called {name} in {output_dir}")
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run folder.
+
+        Raises:
+            UsageError: it is none.
+        """
+        if not (path / CONFIG).is_file():
+            raise UsageError(f"{path} is no run folder (it has no {CONFIG})")
+        return cls(path.absolute())
+
+    @property
+    def config(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, config: RunConfig) -> None:
+        self.config.write_text(config.to_yaml())
+
+    def write_lock(self, config: RunConfig, plugins: PluginManager) -> None:
+        """What ran, so that a run can be told from another: versions, hashes, seeds, host."""
+        lock: dict[str, Any] = {
+            "config_blake2b": hashlib.blake2b(config.to_yaml().encode()).hexdigest()[:32],
+            "seeds": {stage.name: stage.training.seed for stage in config.stages},
+            "plugins": {
+                info.name: {
+                    "distribution": info.distribution,
+                    "version": info.version,
+                    "status": info.status,
+                }
+                for info in plugins.plugins()
+            },
+            "packages": {
+                name: version
+                for name in ("forge-rl-core", "torch", "transformers", "safetensors", "pydantic")
+                if (version := _installed(name))
+            },
+            "python": sys.version.split()[0],
+            "platform": platform.platform(),
+            "host": socket.gethostname(),
+            "cpus": os.cpu_count(),
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        }
+        (self.path / LOCK).write_text(yaml.safe_dump(lock, sort_keys=False))
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

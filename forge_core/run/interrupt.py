@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: the first asks the run to stop at the next step boundary, the second ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopRequest:
+    """Context manager that turns signals into a flag the run looks at between steps.
+
+    Args:
+        on_request: called once, from the signal handler, with the signal's name.
+    """
+
+    def __init__(self, on_request: Callable[[str], None]) -> None:
+        self.requested: str | None = None
+        self._on_request = on_request
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        # Handlers can only be set in the main thread; elsewhere (notebooks) the host has its own.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if self.requested is not None:
+            raise KeyboardInterrupt(name)
+        self.requested = name
+        self._on_request(name)

@@ -1,0 +1,55 @@
+"""How long a stage is, and whether its parts fit together: known before anything starts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from forge_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import StageConfig
+    from forge_core.config.sections import TrainingSection
+    from forge_core.protocols import Loss, Recipe
+
+
+def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: int) -> int:
+    """Optimizer steps of a stage that takes ``tasks_per_step`` tasks in each.
+
+    Raises:
+        UsageError: the config says neither ``steps`` nor ``num_epochs``.
+    """
+    if training.steps is not None:
+        return training.steps
+    if training.num_epochs is None:
+        raise UsageError("training.steps: give steps or num_epochs, so that the run has a target")
+    return max(1, math.ceil(training.num_epochs * dataset_length / tasks_per_step))
+
+
+def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
+    """Everything the recipe uses is there.
+
+    Raises:
+        UsageError: names the section that is missing.
+    """
+    for section in sorted(recipe.requires):
+        if not getattr(stage, section):
+            raise UsageError(
+                f"{section}: recipe {stage.recipe.name!r} (stage {stage.name!r}) needs this section"
+            )
+
+
+def check_loss(stage: StageConfig, recipe: Recipe, loss: Loss) -> None:
+    """The recipe gives the loss what it needs.
+
+    Raises:
+        UsageError: names what is needed and what is given.
+    """
+    missing = loss.needs - recipe.provides - {"entropy"}
+    if missing and stage.loss is not None:
+        given = ", ".join(sorted(recipe.provides | {"entropy"}))
+        raise UsageError(
+            f"loss.use: loss {stage.loss.name!r} needs {', '.join(sorted(missing))}, which recipe "
+            f"{stage.recipe.name!r} (stage {stage.name!r}) does not give (it gives: {given}); "
+            "for one stage of several write stages.NAME.loss.use=..."
+        )

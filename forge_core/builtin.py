@@ -1,0 +1,3 @@
+"""What the kernel itself contributes, through the same hooks as any plugin."""
+
+from __future__ import annotations

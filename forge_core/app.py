@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+import threading
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig
     from forge_core.plugins.manager import PluginManager
+    from forge_core.run.records import Summary
+    from forge_core.run.session import RunSession
+
+T = TypeVar("T")
+Source = str | Path | Mapping[str, Any] | None
+Overrides = Sequence[str] | Mapping[str, Any]
 
 
 class Forge:
@@ -36,3 +46,71 @@ class Forge:
         from forge_core.plugins.manager import PluginManager
 
         return PluginManager(self._given, discover=self._discover, disabled=self._disabled)
+
+    def resolve(self, source: Source = None, overrides: Overrides = ()) -> RunConfig:
+        """The whole config: defaults, preset or file, environment and overrides, parsed.
+
+        Args:
+            source: preset name, path of a YAML file, or a mapping.
+            overrides: ``["training.steps=5"]`` or ``{"training": {"steps": 5}}``.
+
+        Raises:
+            ConfigError: with one line for each problem.
+        """
+        from forge_core.config.resolve import resolve
+
+        return resolve(self.plugins.catalog, source, overrides)
+
+    def check(
+        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+    ) -> tuple[RunConfig, list[int]]:
+        """Everything that can be checked before a start: the config and each stage's steps."""
+        session = self._session(source, overrides, resume)
+        return session.config, session.total_steps
+
+    def run(
+        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+    ) -> Summary:
+        """Run a config to its target.
+
+        Args:
+            source: preset name, path of a YAML file, or a mapping; None with ``resume``: the run's.
+            overrides: on top of the source.
+            resume: run folder to go on with; default ``checkpointing.resume``.
+
+        Raises:
+            ForgeError: a child of it, for everything that is not success.
+        """
+        return _run_to_end(self._session(source, overrides, resume).run())
+
+    def _session(self, source: Source, overrides: Overrides, resume: Path | None) -> RunSession:
+        from forge_core.run.folder import RunFolder
+        from forge_core.run.session import RunSession
+
+        if source is None and resume is not None:
+            source = RunFolder.open(resume).config
+        config = self.resolve(source, overrides)
+        return RunSession(config, self.plugins, resume=resume or config.checkpointing.resume)
+
+
+def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, also where a loop is running already (a notebook): then in a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(asyncio.run(work))
+        except BaseException as error:  # raised again in the calling thread
+            failure.append(error)
+
+    thread = threading.Thread(target=target, name="forge-run")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return result[0]

@@ -85,6 +85,15 @@ def main(arguments: Sequence[str] | None = None, *, app: object | None = None) -
         for line in str(error).splitlines() or [type(error).__name__]:
             click.echo(f"error: {line}", err=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        click.echo("error: interrupted", err=True)
+        return 130
+    except Exception as error:  # a bug, ours or a plugin's: one line, and the way to all of it
+        if debug:
+            traceback.print_exc()
+        message = str(error).partition("\n")[0]
+        click.echo(f"error: {type(error).__name__}: {message} (--debug shows where)", err=True)
+        return 1
     return result if isinstance(result, int) else 0
 
 

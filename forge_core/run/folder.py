@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import socket
 import sys
 import time
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +21,11 @@ from forge_core.errors import UsageError
 if TYPE_CHECKING:
     from forge_core.config.resolve import RunConfig
     from forge_core.plugins.manager import PluginManager
+    from forge_core.run.records import Summary
 
 CONFIG = "config.yaml"
 LOCK = "run.lock"
+SUMMARY = "summary.json"
 
 
 class RunFolder:
@@ -79,6 +83,10 @@ class RunFolder:
 
     def write_config(self, config: RunConfig) -> None:
         self.config.write_text(config.to_yaml())
+
+    def write_summary(self, summary: Summary) -> None:
+        data = asdict(summary)
+        (self.path / SUMMARY).write_text(json.dumps(data, default=str, indent=1))
 
     def write_lock(self, config: RunConfig, plugins: PluginManager) -> None:
         """What ran, so that a run can be told from another: versions, hashes, seeds, host."""

@@ -1,0 +1,83 @@
+"""``forge run``: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from forge_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_core.app import Forge
+    from forge_core.config.resolve import RunConfig
+
+COMPONENT_FLAGS = ("generator", "trainer", "loss", "transport", "runtime")
+
+
+@click.command()
+@click.argument("source", required=False, metavar="[PRESET-or-FILE]")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--generator", metavar="NAME", help="Short for generator.use=NAME.")
+@click.option("--trainer", metavar="NAME", help="Short for trainer.use=NAME.")
+@click.option("--loss", metavar="NAME", help="Short for loss.use=NAME.")
+@click.option("--transport", metavar="NAME", help="Short for transport.use=NAME.")
+@click.option("--runtime", metavar="NAME", help="Short for runtime.use=NAME.")
+@click.option(
+    "--nproc-per-node", type=click.IntRange(min=1), help="Short for trainer.procs=K: trainer ranks."
+)
+@click.option("--dry-run", is_flag=True, help="Check everything that can be, start nothing.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Go on with that run folder; its own config unless another is named.",
+)
+@click.pass_obj
+def run(
+    app: Forge,
+    source: str | None,
+    overrides: tuple[str, ...],
+    nproc_per_node: int | None,
+    dry_run: bool,
+    resume: Path | None,
+    **components: str | None,
+) -> int:
+    """Run a preset or a config file, with KEY=VALUE on top.
+
+    \b
+    forge run quickstart
+    forge run my.yaml training.learning_rate=3e-4 --generator vllm
+    forge run --resume runs/quickstart-20260101-120000
+
+    Exit codes: 0 the target was reached, 1 the run failed, 2 usage or config, 3 stopped short of
+    the target, 130 interrupted after a checkpoint.
+    """
+    if source is not None and ("=" in source or source.startswith("~")):
+        source, overrides = None, (source, *overrides)
+    if source is None and resume is None:
+        raise UsageError("forge run: name a preset or a config file (forge presets lists presets)")
+    flags = [f"{name}.use={components[name]}" for name in COMPONENT_FLAGS if components[name]]
+    if nproc_per_node is not None:
+        flags.append(f"trainer.procs={nproc_per_node}")
+    arguments = [*flags, *overrides]
+    if dry_run:
+        config, totals = app.check(source, arguments, resume=resume)
+        _show_plan(config, totals)
+        return 0
+    return app.run(source, arguments, resume=resume).exit_code
+
+
+def _show_plan(config: RunConfig, totals: list[int]) -> None:
+    click.echo(f"run {config.name}: nothing is wrong; nothing was started")
+    click.echo(f"  runtime {config.runtime.name}, trackers {', '.join(config.trackers) or 'none'}")
+    for stage, steps in zip(config.stages, totals, strict=True):
+        parts = {
+            section: selection.name
+            for section in (*COMPONENT_FLAGS[:4], "environment", "dataset", "eval_dataset")
+            if (selection := getattr(stage, section)) is not None
+        }
+        rewards = {"rewards": "+".join(stage.rewards)} if stage.rewards else {}
+        named = ", ".join(f"{section} {name}" for section, name in {**parts, **rewards}.items())
+        click.echo(f"  stage {stage.name}: recipe {stage.recipe.name}, {steps} steps, {named}")

@@ -1,0 +1,275 @@
+"""One execution of a config, from the checks before it to the summary after it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_core.component import BuildContext
+from forge_core.errors import (
+    DataError,
+    ForgeError,
+    RunFailed,
+    RunInterrupted,
+    RunStopped,
+    UsageError,
+)
+from forge_core.run.broadcast import Broadcast
+from forge_core.run.checkpoint import CheckpointStore, RunState
+from forge_core.run.folder import RunFolder
+from forge_core.run.interrupt import StopRequest
+from forge_core.run.plan import check_loss, check_requirements
+from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.seeding import derive_seed
+from forge_core.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core.plugins.manager import PluginManager
+    from forge_core.protocols import Dataset, Recipe, Runtime, Transport
+    from forge_core.run.stage import Stage
+
+WATCHDOG_SECONDS = 30.0
+"""A wait longer than this is reported, and again at each doubling."""
+
+
+class RunSession:
+    """Everything the stages of a run share.
+
+    Making one checks the config as far as can be without starting anything: components exist, data
+    can be read, the loss gets what it needs. ``run`` then does the work.
+
+    Args:
+        config: resolved.
+        plugins: where the lifecycle hooks come from.
+        resume: run folder to go on with.
+    """
+
+    def __init__(
+        self, config: RunConfig, plugins: PluginManager, *, resume: Path | None = None
+    ) -> None:
+        self.config = config
+        self.hook = plugins.hook
+        self._plugins = plugins
+        self._datasets: dict[tuple[str, str], Dataset] = {}
+        self._transports: dict[str, Transport] = {}
+        self._evaluations: list[Evaluation] = []
+        self.last_record: StepRecord | None = None
+        self._recipes: list[Recipe] = []
+        self.total_steps: list[int] = []
+        for stage in config.stages:
+            self._check(stage)
+        self.hook.forge_config_resolved(config=config)
+        self._resumed = RunFolder.open(resume) if resume is not None else None
+
+    def _check(self, stage: StageConfig) -> None:
+        context = self._early_context(stage)
+        recipe = stage.recipe.build(context)
+        check_requirements(stage, recipe)
+        if stage.loss is not None:
+            check_loss(stage, recipe, stage.loss.build(context))
+        length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
+        if stage.eval_dataset is not None:
+            self.dataset(stage, "eval_dataset")
+        self._recipes.append(recipe)
+        self.total_steps.append(recipe.total_steps(stage.training, length))
+
+    def _early_context(self, stage: StageConfig) -> BuildContext:
+        return BuildContext(
+            model=stage.model,
+            training=stage.training,
+            distributed=stage.distributed,
+            seed=derive_seed(stage.training.seed, "stage", stage.name),
+        )
+
+    def dataset(self, stage: StageConfig, section: str) -> Dataset:
+        """The built dataset of a stage's section; built once.
+
+        Raises:
+            DataError: it is empty.
+        """
+        key = (stage.name, section)
+        if key not in self._datasets:
+            dataset = getattr(stage, section).build(self._early_context(stage))
+            if len(dataset) == 0:
+                raise DataError(f"{section}: dataset of stage {stage.name!r} is empty")
+            self._datasets[key] = dataset
+        return self._datasets[key]
+
+    def transport(self, stage: Stage) -> Transport:
+        """The controller's own end of a stage's transport."""
+        if stage.name not in self._transports:
+            assert stage.config.transport is not None
+            self._transports[stage.name] = stage.config.transport.build(stage.context)
+        return self._transports[stage.name]
+
+    def steps_before(self, stage: Stage) -> int:
+        """Steps of all earlier stages."""
+        index = [config.name for config in self.config.stages].index(stage.name)
+        return sum(self.total_steps[:index])
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Keep a score for the summary and tell of it."""
+        self._evaluations.append(evaluation)
+        self.broadcast.event(
+            "evaluation",
+            f"{evaluation.stage}: held-out score {evaluation.score:.3f} "
+            f"{evaluation.moment} training ({evaluation.tasks} tasks, step {evaluation.step})",
+            {
+                "stage": evaluation.stage,
+                "moment": evaluation.moment,
+                "step": evaluation.step,
+                "score": evaluation.score,
+                "parts": dict(evaluation.parts),
+                "tasks": evaluation.tasks,
+            },
+        )
+
+    async def run(self) -> Summary:
+        """Do every stage and say how it ended.
+
+        Raises:
+            RunFailed: something broke; trackers were told first.
+            RunStopped: a stage ended short of its target.
+            RunInterrupted: a signal asked for it; a checkpoint was written.
+        """
+        started = time.monotonic()
+        self.folder = self._resumed or RunFolder.create(
+            self.config.checkpointing.output_dir, self.config.name
+        )
+        self.checkpoints = CheckpointStore(
+            self.folder.checkpoints, keep=self.config.checkpointing.keep
+        )
+        state = self._newest_state()
+        self.folder.write_config(self.config)
+        self.folder.write_lock(self.config, self._plugins)
+        context = self._early_context(self.config.stages[0])
+        trackers = [selection.build(context) for selection in self.config.trackers.values()]
+        self.broadcast = Broadcast(trackers, self.hook)
+        self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)
+        self.stop = StopRequest(self._stop_requested)
+        failure: BaseException | None = None
+        try:
+            with self.stop, self.watchdog:
+                self.broadcast.start(self._info(state))
+                self.runtime: Runtime = self.config.runtime.build(context)
+                try:
+                    await self._stages(state)
+                finally:
+                    for transport in self._transports.values():
+                        await transport.close()
+                    await self.runtime.close()
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            summary = self._summary(failure, time.monotonic() - started)
+            self.folder.write_summary(summary)
+            self.broadcast.finish(summary)
+        return summary
+
+    async def _stages(self, state: RunState | None) -> None:
+        from forge_core.models.folder import materialize
+        from forge_core.run.stage import Stage
+
+        random.seed(self.config.stages[0].training.seed)
+        model = self.folder.model
+        if not (model / "config.json").is_file():
+            seed = self.config.stages[0].training.seed
+            model = materialize(self.config.model, self.folder.model, seed)
+        done = 0
+        for index, (config, recipe) in enumerate(
+            zip(self.config.stages, self._recipes, strict=True)
+        ):
+            total = self.total_steps[index]
+            done += total
+            if state is not None and state.step >= done:
+                model = self.checkpoints.path(done)
+                continue
+            restored = state if state is not None and state.stage == config.name else None
+            stage = Stage(self, config, model=model, total_steps=total, restored=restored)
+            self.broadcast.event(
+                "stage_started",
+                f"stage {config.name} ({index + 1} of {len(self.config.stages)}): recipe "
+                f"{config.recipe.name}, {total} steps",
+                {"stage": config.name, "index": index, "steps": total},
+            )
+            try:
+                await recipe.run(stage)
+                stage.check_finished()
+            finally:
+                await stage.close()
+            model = self.checkpoints.path(done)
+
+    def _newest_state(self) -> RunState | None:
+        steps = self.checkpoints.steps()
+        if not steps:
+            return None
+        state = self.checkpoints.state(steps[-1])
+        names = [stage.name for stage in self.config.stages]
+        if state.stage not in names:
+            raise UsageError(
+                f"{self.folder.path} stands in stage {state.stage!r}, which the config does not "
+                f"have (it has: {', '.join(names)})"
+            )
+        return state
+
+    def _info(self, state: RunState | None) -> RunInfo:
+        first = self.config.stages[0]
+        sections = ("generator", "trainer", "loss", "transport")
+        components = {
+            section: selection.name
+            for section in sections
+            if (selection := getattr(first, section)) is not None
+        }
+        return RunInfo(
+            name=self.config.name,
+            folder=self.folder.path,
+            stages=[
+                StageInfo(name=stage.name, recipe=stage.recipe.name, steps=steps)
+                for stage, steps in zip(self.config.stages, self.total_steps, strict=True)
+            ],
+            components={**components, "runtime": self.config.runtime.name},
+            resumed_from=state.step if state is not None else None,
+        )
+
+    def _stop_requested(self, signal_name: str) -> None:
+        self.broadcast.event(
+            "stopping", f"{signal_name}: stopping after this step; once more to stop at once"
+        )
+
+    def _summary(self, failure: BaseException | None, seconds: float) -> Summary:
+        outcome, exit_code, message = _outcome(failure)
+        if outcome == "failed" and failure is not None:
+            details = self.folder.path / "error.txt"
+            details.write_text("".join(traceback.format_exception(failure)))
+            self.broadcast.event("failed", message, {"traceback": str(details)})
+        steps = self.checkpoints.steps()
+        record = self.last_record
+        return Summary(
+            outcome=outcome,
+            exit_code=exit_code,
+            message=message,
+            folder=self.folder.path,
+            steps=record.step if record else (steps[-1] if steps else 0),
+            seconds=seconds,
+            metrics=dict(record.metrics) if record else {},
+            evaluations=tuple(self._evaluations),
+            checkpoint=self.checkpoints.path(steps[-1]) if steps else None,
+        )
+
+
+def _outcome(failure: BaseException | None) -> tuple[Outcome, int, str]:
+    if failure is None:
+        return "finished", 0, "the target was reached"
+    if isinstance(failure, RunStopped):
+        return "stopped", RunStopped.exit_code, str(failure)
+    if isinstance(failure, RunInterrupted | KeyboardInterrupt | asyncio.CancelledError):
+        return "interrupted", RunInterrupted.exit_code, str(failure) or "interrupted"
+    if isinstance(failure, ForgeError):
+        return "failed", failure.exit_code, str(failure)
+    return "failed", RunFailed.exit_code, f"{type(failure).__name__}: {failure}"

@@ -228,7 +228,7 @@ def forge_recipes() -> Iterable[Component[Recipe]]:  # type: ignore[empty-body]
             requires = frozenset()
             provides = frozenset()
 
-            def total_steps(self, training, dataset_length):
+            def plan(self, config, dataset_length):
                 return 3
 
             async def run(self, stage):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from forge_core.config.sections import TrainingSection
+    from forge_core.config.resolve import StageConfig
     from forge_core.run.records import Event, RunInfo, StepRecord, Summary
     from forge_core.run.stage import Stage
     from forge_core.tensors.batch import LossBatch, LossOutput
@@ -213,8 +213,14 @@ class Recipe(Protocol):
     requires: frozenset[str]
     provides: frozenset[str]
 
-    def total_steps(self, training: TrainingSection, dataset_length: int) -> int:
-        """Optimizer steps of the stage (see ``forge_core.run.plan.steps_for``)."""
+    def plan(self, config: StageConfig, dataset_length: int) -> int:
+        """Check the stage's config and say its optimizer steps, before anything is started.
+
+        ``forge_core.run.plan.steps_for`` does the arithmetic of ``steps`` and ``num_epochs``.
+
+        Raises:
+            UsageError: this recipe cannot work with that config; names the key.
+        """
         ...
 
     async def run(self, stage: Stage) -> None:

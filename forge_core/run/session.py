@@ -76,7 +76,7 @@ class RunSession:
         if stage.eval_dataset is not None:
             self.dataset(stage, "eval_dataset")
         self._recipes.append(recipe)
-        self.total_steps.append(recipe.total_steps(stage.training, length))
+        self.total_steps.append(recipe.plan(stage, length))
 
     def _early_context(self, stage: StageConfig) -> BuildContext:
         return BuildContext(

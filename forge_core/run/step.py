@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge_core.types import Episode
+    from forge_core.types import Episode, StepResult
 
 
 class Step:
@@ -50,6 +50,20 @@ class Step:
         """Record ``timing["NAME_per_second"]``: an amount over the time of ``timed(over)``."""
         seconds = self.timing.get(f"{over}_seconds", 0.0)
         self.timing[f"{name}_per_second"] = amount / seconds if seconds > 0 else 0.0
+
+    def trained(self, result: StepResult) -> None:
+        """Record an optimizer step, and its rate over ``timed("train")``."""
+        self.record(
+            {
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "learning_rate": result.learning_rate,
+                "tokens": result.tokens,
+                "trained_tokens": result.trained_tokens,
+                **result.metrics,
+            }
+        )
+        self.rate("trained_tokens", result.tokens, over="train")
 
     def finish(self) -> None:
         self.timing["step_seconds"] = time.perf_counter() - self._started

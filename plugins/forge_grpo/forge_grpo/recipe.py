@@ -1,0 +1,164 @@
+"""Recipe ``grpo``: group relative policy optimization (DeepSeekMath, arXiv:2402.03300).
+
+Read ``GrpoRecipe.run`` from top to bottom: it is the algorithm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forge_core import BuildContext, Episode, Group, TrainSequence, UsageError
+from forge_core.rollout import rollout_group
+from forge_core.run.plan import steps_for
+from forge_core.seeding import derive_seed
+from forge_grpo.advantages import group_advantages
+from forge_grpo.statistics import rollout_metrics
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import StageConfig
+    from forge_core.run.stage import Stage
+    from forge_core.run.step import Step
+    from forge_core.services.service import Service
+    from forge_grpo.recipe_settings import GrpoSettings
+
+QUIET_STEPS = 10
+"""Steps in a row without any signal after which the log says so in words."""
+
+
+class GrpoRecipe:
+    """Every optimizer step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
+
+    requires = frozenset({"dataset", "rewards", "environment", "generator", "trainer", "loss"})
+    provides = frozenset({"advantages", "sampler_logprobs", "reference_logprobs"})
+
+    def __init__(self, settings: GrpoSettings) -> None:
+        self.settings = settings
+        self._quiet = 0
+
+    def plan(self, config: StageConfig, dataset_length: int) -> int:
+        episodes = _episodes_per_step(config)
+        if episodes % self.settings.group_size:
+            raise UsageError(
+                f"recipe.group_size: {self.settings.group_size} does not divide the "
+                f"{episodes} episodes of a step (batch_size x gradient_accumulation_steps)"
+            )
+        sampling = config.sampling
+        if sampling.temperature == 0:
+            raise UsageError("sampling.temperature: 0 samples no variety to learn from")
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            # The sampler would report logprobs of the truncated distribution and the trainer those
+            # of the whole one: their ratio would be biased.
+            raise UsageError("sampling.top_p, sampling.top_k: recipe grpo samples without them")
+        return steps_for(config.training, episodes // self.settings.group_size, dataset_length)
+
+    async def run(self, stage: Stage) -> None:
+        trainer = await stage.trainer()
+        policy = await stage.policy()
+        async for step in stage.steps():
+            with step.timed("generate"):
+                groups = await self._rollouts(stage, policy, step)
+            episodes = [episode for group in groups for episode in group.episodes]
+            with step.timed("reward"):
+                await stage.score(episodes)
+            kept = self._assign_advantages(groups)
+            step.episodes = episodes
+            step.record(rollout_metrics(groups, current_version=stage.version))
+            step.rate("generated_tokens", _completion_tokens(episodes), over="generate")
+            self._say_if_nothing_is_learned(stage, step, kept)
+            if not kept:
+                continue
+            sequences = [train_sequence(episode) for episode in kept]
+            temperature = stage.config.sampling.temperature
+            with step.timed("train"):
+                if "reference_logprobs" in stage.loss.needs:
+                    sequences = await _with_reference(trainer, sequences, temperature)
+                micro_batches = _split(sequences, stage.config.training.gradient_accumulation_steps)
+                result = await trainer.train_step.route(micro_batches, temperature=temperature)
+            step.trained(result)
+            with step.timed("publish"):
+                await stage.publish()
+
+    async def _rollouts(self, stage: Stage, policy: Service, step: Step) -> list[Group]:
+        tasks = stage.take(_episodes_per_step(stage.config) // self.settings.group_size)
+        sampling = stage.sampling()
+        return await asyncio.gather(
+            *(
+                rollout_group(
+                    task,
+                    stage.environment,
+                    self.settings.group_size,
+                    generate=policy.generate.route,
+                    tokenizer=stage.tokenizer,
+                    sampling=sampling,
+                    seed=derive_seed(stage.seed, "rollout", step.number, index),
+                )
+                for index, task in enumerate(tasks)
+            )
+        )
+
+    def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
+        """Set every episode's advantage; the episodes to train on."""
+        kept: list[Episode] = []
+        for group in groups:
+            advantages = group_advantages(
+                [episode.reward for episode in group.episodes], scale=self.settings.advantage_scale
+            )
+            for episode, advantage in zip(group.episodes, advantages, strict=True):
+                episode.advantage = advantage
+            if any(advantages) or self.settings.zero_variance == "keep":
+                kept += group.episodes
+        return kept
+
+    def _say_if_nothing_is_learned(
+        self, stage: Stage, step: Step, kept: Sequence[Episode]
+    ) -> None:
+        learns = any(episode.advantage for episode in kept)
+        self._quiet = 0 if learns else self._quiet + 1
+        if self._quiet == QUIET_STEPS:
+            mean = step.metrics["reward/mean"]
+            stage.session.broadcast.event(
+                "warning",
+                f"no group had two different rewards for {QUIET_STEPS} steps (mean {mean:.2f}): "
+                "nothing is learned; the tasks are too easy, too hard, or the reward is constant",
+            )
+
+
+def train_sequence(episode: Episode) -> TrainSequence:
+    """The episode's own tokens and logprobs; nothing is tokenized again."""
+    return TrainSequence(
+        tokens=episode.tokens,
+        loss_mask=episode.loss_mask,
+        fields={"advantages": episode.advantage, "sampler_logprobs": episode.logprobs},
+    )
+
+
+async def _with_reference(
+    trainer: Service, sequences: Sequence[TrainSequence], temperature: float
+) -> list[TrainSequence]:
+    logprobs = await trainer.logprobs.route(sequences, reference=True, temperature=temperature)
+    return [
+        replace(sequence, fields={**sequence.fields, "reference_logprobs": values})
+        for sequence, values in zip(sequences, logprobs, strict=True)
+    ]
+
+
+def _episodes_per_step(config: StageConfig) -> int:
+    assert config.training.batch_size is not None
+    return config.training.batch_size * config.training.gradient_accumulation_steps
+
+
+def _completion_tokens(episodes: Sequence[Episode]) -> int:
+    return sum(episode.completion_length for episode in episodes)
+
+
+def _split(sequences: Sequence[TrainSequence], parts: int) -> list[list[TrainSequence]]:
+    """Micro-batches of nearly equal size; fewer where groups were left out."""
+    size = -(-len(sequences) // parts)
+    return [list(sequences[begin : begin + size]) for begin in range(0, len(sequences), size)]
+
+
+def build(settings: GrpoSettings, context: BuildContext) -> GrpoRecipe:
+    return GrpoRecipe(settings)

@@ -1,0 +1,30 @@
+"""Settings of recipe ``grpo``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from forge_core import Settings
+
+
+class GrpoSettings(Settings):
+    """How episodes are grouped, and how rewards become advantages."""
+
+    section_defaults: ClassVar[Mapping[str, Any]] = {
+        "loss": {"use": "grpo"},
+        "training": {"batch_size": 64},
+    }
+
+    group_size: int = Field(8, ge=2, description="episodes sampled for each task")
+    advantage_scale: Literal["std", "none"] = Field(
+        "std",
+        description="divide by the group's standard deviation (GRPO), or not (Dr. GRPO)",
+    )
+    zero_variance: Literal["drop", "keep"] = Field(
+        "drop",
+        description="groups whose rewards are all equal carry no signal: leave their tokens out of "
+        "the step, or let them count in the loss's mean",
+    )

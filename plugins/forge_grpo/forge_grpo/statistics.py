@@ -1,0 +1,40 @@
+"""What a step's episodes look like, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+
+from forge_core import Group
+
+
+def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[str, float]:
+    """Means over all episodes of a step.
+
+    Args:
+        groups: scored, with advantages.
+        current_version: of the weights about to be trained; staleness is how far behind it the
+            oldest sampled token is.
+    """
+    episodes = [episode for group in groups for episode in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    lengths = [episode.completion_length for episode in episodes]
+    versions = [version for episode in episodes for version in episode.versions if version >= 0]
+    parts = sorted({part for episode in episodes for part in episode.rewards})
+    return {
+        "reward/mean": fmean(rewards),
+        "reward/std": pstdev(rewards),
+        **{
+            f"reward/part/{part}": fmean(episode.rewards[part] for episode in episodes)
+            for part in parts
+        },
+        "reward/failed": sum(len(episode.failures) for episode in episodes),
+        "completion/length_mean": fmean(lengths),
+        "completion/length_max": max(lengths),
+        "completion/truncated": fmean(episode.truncated for episode in episodes),
+        "groups/zero_variance": sum(
+            not any(episode.advantage for episode in group.episodes) for group in groups
+        ),
+        "groups/total": len(groups),
+        "staleness/max": current_version - min(versions) if versions else 0,
+    }

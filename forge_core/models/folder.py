@@ -1,0 +1,246 @@
+"""Model folders in Hugging Face layout: made, checked and loaded.
+
+A folder holds ``config.json``, weights and a tokenizer. A model travels between the parts of a run
+in no other form, so everything that may be wrong with one is found here, before a run starts, and
+said in one line.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_core.errors import ConfigError, DataError
+from forge_core.models.characters import character_tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from forge_core.config.sections import ModelInit, ModelSection
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Whole weights; each may also be sharded, with ``<file>.index.json`` naming the parts."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
+"""Names that transformers itself still folds into ``rope_parameters``."""
+
+
+def materialize(model: ModelSection, folder: Path, seed: int) -> Path:
+    """Turn the model section into one folder in Hugging Face layout.
+
+    Args:
+        model: ``path`` (or a ``name`` that is a local folder) is checked and returned as it is;
+            ``init`` makes a model and a character tokenizer from a seed.
+        folder: where a model from ``init`` is written; made if need be.
+        seed: used where ``init.seed`` is not given.
+
+    Raises:
+        ConfigError: the section names no model, or ``init`` has a field its architecture lacks.
+        DataError: the folder lacks a file, or its model type is not a causal language model.
+    """
+    if model.init is not None and model.path is not None:
+        raise ConfigError("model: give path or init, not both")
+    if model.init is not None:
+        return _initialize(model.init, model.dtype, folder, seed)
+    if model.path is not None:
+        return check_folder(model.path)
+    if not model.name:
+        raise ConfigError("model: give path (a folder in Hugging Face layout) or init")
+    if Path(model.name).is_dir():
+        return check_folder(Path(model.name))
+    raise DataError(
+        f"model.name: {model.name!r} is no local folder; download it first "
+        f"(hf download {model.name} --local-dir DIR) and set model.path=DIR"
+    )
+
+
+def check_folder(folder: Path) -> Path:
+    """Make sure that a folder can be loaded as far as its files tell, and return it.
+
+    Raises:
+        DataError: names the file that lacks, or the model type that is not supported.
+    """
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise DataError(f"model folder {folder}: no such folder")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise DataError(f"model folder {folder}: lacks config.json")
+    try:
+        model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"model folder {folder}: config.json is not a JSON object with model_type"
+        ) from None
+    _check_model_type(model_type, f"model folder {folder}: config.json")
+    _check_weight_files(folder)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise DataError(f"model folder {folder}: lacks a tokenizer ({', '.join(TOKENIZER_FILES)})")
+    return folder
+
+
+def load_model(
+    folder: Path, dtype: torch.dtype | str = "float32", device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal language model, in evaluation mode.
+
+    Args:
+        folder: in Hugging Face layout.
+        dtype: ``torch.float32``, or its name.
+        device: where the weights go.
+
+    Raises:
+        DataError: the folder is incomplete, or its weights do not fit its config. (Transformers
+            would start with random numbers in place of a weight that lacks.)
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    check_folder(folder)
+    _quiet()
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"model folder {folder}: {_first_line(error)}") from error
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info.get(kind):
+            name = sorted(map(str, info[kind]))[0]
+            word = "lack" if kind == "missing_keys" else "have another shape for"
+            raise DataError(f"model folder {folder}: the weights {word} {name}")
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    _quiet()
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"tokenizer in {folder}: {_first_line(error)}") from error
+    return tokenizer
+
+
+def _initialize(init: ModelInit, dtype: str, folder: Path, seed: int) -> Path:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _quiet()
+    tokenizer = character_tokenizer(init.characters)
+    config = _model_config(init, tokenizer)
+    seed = seed if init.seed is None else init.seed
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+            raise ConfigError(f"model.init.config: {_first_line(error)}") from error
+    tokenizer.model_max_length = getattr(config, "max_position_embeddings", 2**30)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _model_config(init: ModelInit, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    import dataclasses
+
+    from transformers import AutoConfig
+
+    _check_model_type(init.architecture, "model.init.architecture")
+    kind = type(AutoConfig.for_model(init.architecture))
+    allowed = {field.name for field in dataclasses.fields(kind)}
+    allowed |= set(kind.attribute_map) | LEGACY_FIELDS
+    problems = [
+        f"model.init.config.{name}: {init.architecture} has no such field{_near(name, allowed)}"
+        for name in init.config
+        if name not in allowed
+    ]
+    if "vocab_size" in init.config and init.config["vocab_size"] != len(tokenizer):
+        problems.append(
+            f"model.init.config.vocab_size: the alphabet gives {len(tokenizer)}; leave it out"
+        )
+    if problems:
+        raise ConfigError(problems)
+    tokens = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
+    try:
+        return AutoConfig.for_model(init.architecture, **{**tokens, **init.config})
+    except Exception as error:  # huggingface_hub's validation errors share no public base
+        raise ConfigError(f"model.init.config: {_last_line(error)}") from error
+
+
+def _check_model_type(model_type: str, where: str) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = _near(model_type, set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        raise DataError(
+            f"{where}: {model_type!r} is no causal language model known to transformers{near}"
+        )
+
+
+def _check_weight_files(folder: Path) -> None:
+    if any((folder / name).is_file() for name in WEIGHT_FILES):
+        return
+    for name in WEIGHT_FILES:
+        index = folder / f"{name}.index.json"
+        if not index.is_file():
+            continue
+        try:
+            parts = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DataError(f"model folder {folder}: {index.name} has no weight_map") from None
+        for part in parts:
+            if not (folder / part).is_file():
+                raise DataError(f"model folder {folder}: lacks {part}, named in {index.name}")
+        return
+    raise DataError(f"model folder {folder}: lacks weights ({' or '.join(WEIGHT_FILES)})")
+
+
+def _quiet() -> None:
+    """Keep progress bars and advice off the terminal: it belongs to the run's own view."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _near(name: str, allowed: set[str]) -> str:
+    match = get_close_matches(name, sorted(allowed), n=1)
+    return f" (did you mean {match[0]}?)" if match else ""
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(_lines(error)), type(error).__name__)
+
+
+def _last_line(error: BaseException) -> Any:
+    return (_lines(error) or [type(error).__name__])[-1]

@@ -147,9 +147,7 @@ class Episode:
         return [
             value
             for turn in self.turns
-            for value in (
-                turn.completion.logprobs if turn.completion else [0.0] * len(turn.tokens)
-            )
+            for value in (turn.completion.logprobs if turn.completion else [0.0] * len(turn.tokens))
         ]
 
     @property

@@ -1,3 +1,130 @@
 """What this package contributes to Forge. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from forge_core import BuildContext, Component, Preset, hookimpl
+from forge_core.protocols import Dataset, Environment, Loss, Recipe, Reward
+from forge_grpo.datasets import arithmetic
+from forge_grpo.environments import single_turn
+from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
+from forge_grpo.recipe_settings import GrpoSettings
+from forge_grpo.rewards import exact_match, thinking
+from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def _build_recipe(settings: GrpoSettings, context: BuildContext) -> Recipe:
+    from forge_grpo.recipe import GrpoRecipe
+
+    return GrpoRecipe(settings)
+
+
+def _build_grpo(settings: GrpoLossSettings, context: BuildContext) -> Loss:
+    from forge_grpo.losses.grpo import Grpo
+
+    return Grpo(settings)
+
+
+def _build_gspo(settings: GspoSettings, context: BuildContext) -> Loss:
+    from forge_grpo.losses.gspo import Gspo
+
+    return Gspo(settings)
+
+
+def _build_reinforce(settings: ReinforceSettings, context: BuildContext) -> Loss:
+    from forge_grpo.losses.reinforce import Reinforce
+
+    return Reinforce(settings)
+
+
+def _build_math(settings: MathSettings, context: BuildContext) -> Reward:
+    from forge_grpo.rewards.math import Math
+
+    return Math(settings)
+
+
+@hookimpl
+def forge_recipes() -> Iterable[Component[Recipe]]:
+    yield Component(
+        name="grpo",
+        settings=GrpoSettings,
+        build=_build_recipe,
+        summary="group relative policy optimization with verifiable rewards",
+    )
+
+
+@hookimpl
+def forge_losses() -> Iterable[Component[Loss]]:
+    yield Component(
+        name="grpo",
+        settings=GrpoLossSettings,
+        build=_build_grpo,
+        summary="clipped ratio times advantage, optional KL and entropy (GRPO, DAPO)",
+    )
+    yield Component(
+        name="gspo",
+        settings=GspoSettings,
+        build=_build_gspo,
+        summary="ratio and clip of whole sequences (GSPO)",
+    )
+    yield Component(
+        name="reinforce",
+        settings=ReinforceSettings,
+        build=_build_reinforce,
+        summary="plain policy gradient",
+    )
+
+
+@hookimpl
+def forge_rewards() -> Iterable[Component[Reward]]:
+    yield Component(
+        name="exact_match",
+        settings=ExactMatchSettings,
+        build=exact_match.build,
+        summary="1 if the completion is the answer",
+    )
+    yield Component(
+        name="math",
+        settings=MathSettings,
+        build=_build_math,
+        summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
+    )
+    yield Component(
+        name="thinking",
+        settings=ThinkingSettings,
+        build=thinking.build,
+        summary="form of a reasoned answer: <think>...</think> and then text",
+    )
+
+
+@hookimpl
+def forge_environments() -> Iterable[Component[Environment]]:
+    yield Component(
+        name="single_turn",
+        settings=single_turn.SingleTurnSettings,
+        build=single_turn.build,
+        summary="one prompt, one completion",
+    )
+
+
+@hookimpl
+def forge_datasets() -> Iterable[Component[Dataset]]:
+    yield Component(
+        name="arithmetic",
+        settings=arithmetic.ArithmeticSettings,
+        build=arithmetic.build,
+        summary="all problems of two operands, train and test disjoint",
+    )
+
+
+@hookimpl
+def forge_presets() -> Iterable[Preset]:
+    yield Preset(
+        name="quickstart",
+        path=PRESETS / "quickstart.yaml",
+        summary="a tiny model learns two-digit addition by SFT, then GRPO; minutes on a laptop",
+    )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Episode, Group, TrainSequence, UsageError
+from forge_core import Episode, Group, TrainSequence, UsageError
 from forge_core.rollout import rollout_group
 from forge_core.run.plan import steps_for
 from forge_core.seeding import derive_seed
@@ -29,7 +29,7 @@ QUIET_STEPS = 10
 
 
 class GrpoRecipe:
-    """Every optimizer step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
+    """Each step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
 
     requires = frozenset({"dataset", "rewards", "environment", "generator", "trainer", "loss"})
     provides = frozenset({"advantages", "sampler_logprobs", "reference_logprobs"})
@@ -112,9 +112,7 @@ class GrpoRecipe:
                 kept += group.episodes
         return kept
 
-    def _say_if_nothing_is_learned(
-        self, stage: Stage, step: Step, kept: Sequence[Episode]
-    ) -> None:
+    def _say_if_nothing_is_learned(self, stage: Stage, step: Step, kept: Sequence[Episode]) -> None:
         learns = any(episode.advantage for episode in kept)
         self._quiet = 0 if learns else self._quiet + 1
         if self._quiet == QUIET_STEPS:
@@ -158,7 +156,3 @@ def _split(sequences: Sequence[TrainSequence], parts: int) -> list[list[TrainSeq
     """Micro-batches of nearly equal size; fewer where groups were left out."""
     size = -(-len(sequences) // parts)
     return [list(sequences[begin : begin + size]) for begin in range(0, len(sequences), size)]
-
-
-def build(settings: GrpoSettings, context: BuildContext) -> GrpoRecipe:
-    return GrpoRecipe(settings)

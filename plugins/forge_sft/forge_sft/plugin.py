@@ -1,3 +1,53 @@
 """What this package contributes to Forge. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forge_core import BuildContext, Component, hookimpl
+from forge_core.protocols import Dataset, Loss, Recipe
+from forge_sft.datasets import jsonl
+from forge_sft.losses.settings import CrossEntropySettings
+from forge_sft.recipe_settings import SftSettings
+
+
+def _build_recipe(settings: SftSettings, context: BuildContext) -> Recipe:
+    from forge_sft.recipe import SftRecipe
+
+    return SftRecipe(settings)
+
+
+def _build_cross_entropy(settings: CrossEntropySettings, context: BuildContext) -> Loss:
+    from forge_sft.losses.cross_entropy import CrossEntropy
+
+    return CrossEntropy()
+
+
+@hookimpl
+def forge_recipes() -> Iterable[Component[Recipe]]:
+    yield Component(
+        name="sft",
+        settings=SftSettings,
+        build=_build_recipe,
+        summary="supervised fine-tuning on responses",
+    )
+
+
+@hookimpl
+def forge_losses() -> Iterable[Component[Loss]]:
+    yield Component(
+        name="cross_entropy",
+        settings=CrossEntropySettings,
+        build=_build_cross_entropy,
+        summary="negative log-likelihood of the response tokens",
+    )
+
+
+@hookimpl
+def forge_datasets() -> Iterable[Component[Dataset]]:
+    yield Component(
+        name="jsonl",
+        settings=jsonl.JsonlSettings,
+        build=jsonl.build,
+        summary="one JSON object a line: prompt and response, or messages",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, DataError, TrainSequence
+from forge_core import DataError, TrainSequence
 from forge_core.run.plan import steps_for
 from forge_sft.formatting import to_sequence
 
@@ -64,7 +64,3 @@ class SftRecipe:
                     f"recipe.max_length: no row of the dataset fits into {self.settings.max_length}"
                 )
         return rows
-
-
-def build(settings: SftSettings, context: BuildContext) -> SftRecipe:
-    return SftRecipe(settings)

@@ -1,0 +1,1 @@
+"""Procedural datasets, one file each."""

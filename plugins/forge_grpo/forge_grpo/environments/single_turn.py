@@ -1,0 +1,40 @@
+"""Environment ``single_turn``: the task's prompt, one completion, the end."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from forge_core import BuildContext, Message, Settings, Task
+from forge_core.types import Prompt
+
+
+class SingleTurnSettings(Settings):
+    """What stands before the task's prompt."""
+
+    system_prompt: str | None = Field(None, description="system message; makes every prompt a chat")
+
+
+class SingleTurnInteraction:
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+
+    async def respond(self, completion: str) -> str | None:
+        return None
+
+
+class SingleTurn:
+    max_turns = 1
+
+    def __init__(self, settings: SingleTurnSettings) -> None:
+        self.system_prompt = settings.system_prompt
+
+    def start(self, task: Task, seed: int) -> SingleTurnInteraction:
+        if self.system_prompt is None:
+            return SingleTurnInteraction(task.prompt)
+        prompt = task.prompt
+        rest = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+        return SingleTurnInteraction((Message("system", self.system_prompt), *rest))
+
+
+def build(settings: SingleTurnSettings, context: BuildContext) -> SingleTurn:
+    return SingleTurn(settings)

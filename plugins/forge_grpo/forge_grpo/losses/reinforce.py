@@ -1,0 +1,24 @@
+"""Loss ``reinforce``: plain policy gradient with the advantages given (Williams, 1992)."""
+
+from __future__ import annotations
+
+import torch
+
+from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_grpo.losses.primitives import output
+from forge_grpo.losses.settings import ReinforceSettings
+
+
+class Reinforce:
+    """Objective: A log pi(token). No correction for weights that have moved since sampling."""
+
+    needs = frozenset({"advantages"})
+
+    def __init__(self, settings: ReinforceSettings) -> None:
+        self.settings = settings
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        objective = batch.field("advantages") * logprobs
+        return output(objective, batch, self.settings.aggregate, {})

@@ -1,0 +1,36 @@
+"""Settings of the policy-gradient losses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from forge_core import Settings
+
+Aggregate = Literal["tokens", "sequences"]
+
+
+class ReinforceSettings(Settings):
+    """Plain policy gradient."""
+
+    aggregate: Aggregate = Field(
+        "tokens",
+        description="what counts once: every token (DAPO), or every sequence (GRPO as published)",
+    )
+
+
+class GrpoLossSettings(ReinforceSettings):
+    """Clipped objective with optional KL penalty and entropy bonus."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(0.2, ge=0, description="ratio is clipped above 1 + clip_high")
+    kl_coef: float = Field(0.0, ge=0, description="weight of the KL penalty to the reference")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+
+
+class GspoSettings(Settings):
+    """Sequence-level ratios; the clip range is much narrower than for tokens."""
+
+    clip_low: float = Field(3e-4, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(4e-4, ge=0, description="ratio is clipped above 1 + clip_high")

@@ -1,0 +1,1 @@
+"""Datasets of written examples, one file each."""

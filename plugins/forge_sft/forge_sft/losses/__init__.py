@@ -1,0 +1,1 @@
+"""Supervised losses, one file each."""

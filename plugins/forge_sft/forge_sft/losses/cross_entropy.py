@@ -1,0 +1,18 @@
+"""Loss ``cross_entropy``: negative log-likelihood of the response tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from forge_core.tensors.batch import LossBatch, LossOutput
+
+
+class CrossEntropy:
+    """Sum over tokens, counted in tokens: long responses weigh as much as their tokens."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        return LossOutput(sum=-logprobs.sum(), count=float(logprobs.numel()))

@@ -1,0 +1,1 @@
+"""Plugins of an app: ``manager`` finds and checks them, ``catalog`` looks components up by name."""

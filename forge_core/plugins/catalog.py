@@ -1,0 +1,183 @@
+"""Looking components and presets up by name, over all plugins of an app."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from forge_core.component import Component, Preset
+from forge_core.errors import PluginError
+from forge_core.plugins.info import Entry, PluginInfo, PresetEntry
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def provider(self) -> PluginInfo: ...
+
+
+E_co = TypeVar("E_co", bound=_Named)
+
+
+class Catalog:
+    """Everything that can be selected.
+
+    Args:
+        plugins: all of them, also those that cannot be used.
+        components: family -> what its plugins contribute.
+        presets: what plugins ship.
+        discovered: False when installed plugins were not looked for.
+    """
+
+    def __init__(
+        self,
+        plugins: Sequence[PluginInfo],
+        components: Mapping[str, Sequence[Entry]],
+        presets: Sequence[PresetEntry],
+        *,
+        discovered: bool = True,
+    ) -> None:
+        self._plugins = tuple(plugins)
+        self._components = {family: tuple(entries) for family, entries in components.items()}
+        self._presets = tuple(presets)
+        self._discovered = discovered
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All families, in the order of ``FAMILY_HOOKS``."""
+        return tuple(self._components)
+
+    def entries(self, family: str) -> list[Entry]:
+        """What is there of a family, by name; a name twice where two plugins provide it."""
+        return sorted(self._components[family], key=lambda entry: entry.name)
+
+    def names(self, family: str) -> list[str]:
+        """Names in a family, each once."""
+        return sorted({entry.name for entry in self._components[family]})
+
+    def get(self, family: str, name: str) -> Component[Any]:
+        """The component of that name.
+
+        Args:
+            family: such as ``loss``.
+            name: as written behind ``use:``; ``provider:name`` picks one of several, where the
+                provider is a distribution or a plugin.
+
+        Raises:
+            PluginError: nothing has that name (names what does, and the plugins that failed to
+                load), or several plugins provide it.
+        """
+        return self.entry(family, name).component
+
+    def entry(self, family: str, name: str) -> Entry:
+        """Like ``get``, with the plugin that the component comes from."""
+        return self._choose(family, self._components[family], name)
+
+    def presets(self, kind: str = "run") -> list[PresetEntry]:
+        """Presets of a kind (``run`` or ``model``), by name."""
+        chosen = [entry for entry in self._presets if entry.preset.kind == kind]
+        return sorted(chosen, key=lambda entry: entry.name)
+
+    def preset(self, name: str, kind: str = "run") -> Preset:
+        """The preset of that name; ``provider:name`` picks one of several.
+
+        Raises:
+            PluginError: as for ``get``.
+        """
+        family = "preset" if kind == "run" else f"{kind} preset"
+        return self._choose(family, self.presets(kind), name).preset
+
+    def conflicts(self) -> list[str]:
+        """One line for each name that several plugins provide, saying how to pick one."""
+        families: list[tuple[str, Sequence[_Named]]] = [
+            *self._components.items(),
+            ("preset", self.presets()),
+            ("model preset", self.presets("model")),
+        ]
+        lines = []
+        for family, entries in families:
+            for name in sorted({entry.name for entry in entries}):
+                same = [entry for entry in entries if entry.name == name]
+                if len(same) > 1:
+                    lines.append(_ambiguous(family, name, same))
+        return lines
+
+    def _choose(self, family: str, entries: Sequence[E_co], wanted: str) -> E_co:
+        provider, _, name = wanted.rpartition(":")
+        found = [
+            entry
+            for entry in entries
+            if entry.name == name and (not provider or _provides(entry.provider, provider))
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise PluginError(_ambiguous(family, name, found))
+        raise PluginError(self._unknown(family, entries, provider, name))
+
+    def _unknown(self, family: str, entries: Sequence[_Named], provider: str, name: str) -> str:
+        unusable = [plugin for plugin in self._plugins if plugin.status != "ok"]
+        holders = [plugin for plugin in unusable if _may_hold(plugin, family, provider, name)]
+        others = [plugin for plugin in unusable if plugin not in holders]
+        full = f"{provider}:{name}" if provider else name
+        names = sorted({entry.name for entry in entries})
+        parts = []
+        if holders:
+            parts.append(f"{family} {full!r} cannot be used: {_list_unusable(holders)}")
+        else:
+            parts.append(f"no {family} is called {full!r}")
+            qualified = [
+                f"{entry.provider.provider}:{name}" for entry in entries if entry.name == name
+            ]
+            near = qualified or difflib.get_close_matches(name, names, n=1)
+            if near:
+                parts.append(f"did you mean {near[0]!r}?")
+        parts.append(f"installed: {', '.join(names) or 'none'}")
+        if others:
+            parts.append(f"failed to load: {_list_unusable(others)}")
+        if not self._discovered:
+            parts.append("installed plugins were not looked for")
+        return "; ".join(parts)
+
+
+def _ambiguous(family: str, name: str, entries: Sequence[_Named]) -> str:
+    providers = [entry.provider for entry in entries]
+    # Two plugins of one distribution can only be told apart by their own names.
+    distributions = {plugin.provider for plugin in providers}
+    picks = [
+        plugin.provider if len(distributions) == len(providers) else plugin.name
+        for plugin in providers
+    ]
+    return (
+        f"{family} {name!r} is provided by {' and '.join(map(str, providers))}; "
+        f"pick one: {' or '.join(f'{pick}:{name}' for pick in picks)}"
+    )
+
+
+def _provides(plugin: PluginInfo, provider: str) -> bool:
+    return _same(plugin.distribution, provider) or _same(plugin.name, provider)
+
+
+def _may_hold(plugin: PluginInfo, family: str, provider: str, name: str) -> bool:
+    """Whether the component would probably be there, had this plugin been usable."""
+    if provider:
+        return _provides(plugin, provider)
+    short = re.split(r"[-_.]", plugin.distribution)[-1]
+    return (family, name) in plugin.components or _provides(plugin, name) or _same(short, name)
+
+
+def _same(one: str, other: str) -> bool:
+    """Equal as distribution names are: case and the kind of separator do not matter."""
+    return (
+        bool(one) and re.sub(r"[-_.]+", "-", one).lower() == re.sub(r"[-_.]+", "-", other).lower()
+    )
+
+
+def _list_unusable(plugins: Sequence[PluginInfo]) -> str:
+    return "; ".join(
+        f"plugin {plugin.name} ({plugin}) is {plugin.status}: {plugin.cause}" for plugin in plugins
+    )

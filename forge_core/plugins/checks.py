@@ -1,0 +1,153 @@
+"""What a plugin must satisfy before anything of it is used."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import pluggy
+from pydantic import BaseModel
+
+from forge_core.component import Component, Preset
+
+COMPONENT_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+PRESET_NAME = re.compile(r"[^\s:=]+")
+PRESET_KINDS = ("run", "model")
+
+
+class UnfitError(Exception):
+    """A plugin breaks a rule; the message is its cause."""
+
+
+def check_object(plugin: object) -> object:
+    """A module or an instance; the methods of a class would lack their ``self``.
+
+    Raises:
+        UnfitError: it is a class.
+    """
+    if inspect.isclass(plugin):
+        raise UnfitError(f"{plugin.__name__} is a class; give an instance of it or a module")
+    return plugin
+
+
+def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Every function that looks like a hook is one, is marked, and takes what the hook gives.
+
+    Raises:
+        UnfitError: names the function and, where there is one, the hook that was probably meant.
+    """
+    hooks = {
+        name: caller.spec
+        for name, caller in vars(manager.hook).items()
+        if isinstance(caller, pluggy.HookCaller) and caller.spec is not None
+    }
+    for name in dir(plugin):
+        function = getattr(plugin, name)
+        if not inspect.isroutine(function):
+            continue
+        options = manager.parse_hookimpl_opts(plugin, name)
+        if options is None:
+            if name.startswith("forge_") and not hasattr(function, "forge_spec"):
+                _check_unmarked(name, hooks)
+            continue
+        hook = options["specname"] or name
+        if hook not in hooks:
+            if options["optionalhook"]:
+                continue
+            raise UnfitError(f"{hook} is not a hook{_did_you_mean(hook, hooks, cutoff=0.6)}")
+        known = hooks[hook].argnames
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.default is parameter.empty and parameter.name not in known:
+                has = ", ".join(known) or "none"
+                raise UnfitError(f"{hook} has no argument {parameter.name!r} (it has: {has})")
+
+
+def _check_unmarked(name: str, hooks: Iterable[str]) -> None:
+    if name in hooks:
+        raise UnfitError(f"{name} is not marked with @hookimpl")
+    # Stricter than for marked functions: a helper may well be called forge_something.
+    if meant := _did_you_mean(name, hooks, cutoff=0.85):
+        raise UnfitError(f"{name} is not a hook{meant}")
+
+
+def _did_you_mean(name: str, hooks: Iterable[str], cutoff: float) -> str:
+    near = difflib.get_close_matches(name, hooks, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def contributions(hook: str, result: Any) -> Iterable[object]:
+    """What a family hook returned, as something to loop over.
+
+    Raises:
+        UnfitError: it returned one thing, or nothing.
+    """
+    if isinstance(result, Iterable):
+        return result
+    raise UnfitError(f"{hook} returned {_article(result)}; it must yield its contributions")
+
+
+def check_component(hook: str, item: object, *, installed: bool) -> Component[Any]:
+    """A component that a config can name and that can be built in another process.
+
+    Args:
+        hook: the hook that yielded it.
+        item: what was yielded.
+        installed: it comes from an installed plugin, so ``build`` must be found by name.
+
+    Raises:
+        UnfitError: names the hook, the component and the rule.
+    """
+    if not isinstance(item, Component):
+        raise UnfitError(f"{hook} yielded {_article(item)}, not a Component")
+    where = f"{hook}: component {item.name!r}"
+    if not isinstance(item.name, str) or not COMPONENT_NAME.fullmatch(item.name):
+        raise UnfitError(f"{where}: names are lower case words joined by _")
+    if not (inspect.isclass(item.settings) and issubclass(item.settings, BaseModel)):
+        raise UnfitError(f"{where}: settings must be a pydantic model class")
+    if item.settings.model_config.get("extra") != "forbid":
+        raise UnfitError(
+            f"{where}: settings {item.settings.__name__} must forbid unknown keys "
+            "(derive them from forge_core.Settings)"
+        )
+    if not callable(item.build):
+        raise UnfitError(f"{where}: build must be a function (settings, context)")
+    if installed and not _is_module_level(item.build):
+        raise UnfitError(
+            f"{where}: build must be a module-level function, so that other processes find it"
+        )
+    try:
+        inspect.signature(item.build).bind(None, None)
+    except TypeError:
+        raise UnfitError(f"{where}: build must take (settings, context)") from None
+    return item
+
+
+def _is_module_level(build: object) -> bool:
+    if not inspect.isfunction(build):
+        return False
+    module = sys.modules.get(build.__module__)
+    return getattr(module, build.__qualname__, None) is build
+
+
+def check_preset(hook: str, item: object) -> Preset:
+    """A preset that a command line can name. Its file is read only when it is used.
+
+    Raises:
+        UnfitError: names the preset and the rule.
+    """
+    if not isinstance(item, Preset):
+        raise UnfitError(f"{hook} yielded {_article(item)}, not a Preset")
+    where = f"{hook}: preset {item.name!r}"
+    if not isinstance(item.name, str) or not PRESET_NAME.fullmatch(item.name):
+        raise UnfitError(f"{where}: names hold no space, ':' or '='")
+    if item.kind not in PRESET_KINDS:
+        raise UnfitError(f"{where}: kind is {item.kind!r}; it can be: {', '.join(PRESET_KINDS)}")
+    return item
+
+
+def _article(item: object) -> str:
+    return "None" if item is None else f"a {type(item).__name__}"

@@ -1,4 +1,4 @@
-"""Forge's kernel: what a generator, a trainer, a loss, a reward, an environment and a transport are.
+"""Forge's kernel: what generators, trainers, losses, rewards, environments and transports are.
 
 Everything a plugin needs is importable from here; nothing heavy is imported by it.
 """

@@ -1,7 +1,7 @@
 """Everything Forge raises on purpose, and the exit code each kind ends a command with.
 
 Failures are raised, never returned as values. A ``ForgeError`` is a message for a person: one line,
-what is wrong, where, and what is allowed. Anything else that escapes is a bug and shows a traceback.
+what is wrong, where, and what is allowed. Anything else that escapes is a bug.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def forge_trainers() -> Iterable[Component[Trainer]]:  # type: ignore[empty-body
 
         @hookimpl
         def forge_trainers():
-            yield Component(name="mine", settings=MySettings, build=build_mine, summary="my trainer")
+            yield Component(name="mine", settings=MySettings, build=build_mine, summary="mine")
     """
 
 
@@ -308,7 +308,7 @@ def forge_datasets() -> Iterable[Component[Dataset]]:  # type: ignore[empty-body
             size: int = 100
 
         def build_squares(settings, context):
-            return [Task(id=str(i), prompt=f"{i}^2=", answer=str(i * i)) for i in range(settings.size)]
+            return [Task(str(i), f"{i}^2=", answer=str(i * i)) for i in range(settings.size)]
 
         @hookimpl
         def forge_datasets():

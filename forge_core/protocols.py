@@ -93,7 +93,7 @@ class Trainer(Protocol):
         ...
 
     async def save(self, folder: Path) -> None:
-        """Write weights in Hugging Face layout, optimizer, scheduler and RNG state into a folder."""
+        """Write weights in Hugging Face layout, optimizer, scheduler and RNG state."""
         ...
 
     async def load(self, folder: Path) -> None:

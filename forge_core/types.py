@@ -80,7 +80,7 @@ class Completion:
         tokens: new token ids, stop token included when it stopped on one. Length L.
         logprobs: natural-log probability of each token under the distribution sampled from. [L]
         versions: policy version of the weights that sampled each token. [L], non-decreasing.
-        finish_reason: ``stop`` (a stop token), ``length`` (max_tokens or the window), ``cancelled``.
+        finish_reason: ``stop`` (a stop token), ``length`` (max_tokens or window), ``cancelled``.
     """
 
     tokens: Sequence[int]

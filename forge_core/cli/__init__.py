@@ -1,4 +1,4 @@
-"""The ``forge`` command. Each subcommand lives in its own module, imported only when it is called."""
+"""The ``forge`` command. Each subcommand lives in its own module, imported when it is called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),
     "doctor": ("forge_core.cli.doctor:doctor", "Say what is installed and what is wrong with it."),
 }
-"""Command -> (module:attribute, one-line help). Help text stands here so that it costs no import."""
+"""Command -> (module:attribute, one-line help). The help stands here, so it costs no import."""
 
 
 class LazyGroup(click.Group):

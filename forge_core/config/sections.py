@@ -34,6 +34,12 @@ class ModelSection(Settings):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="type weights are kept in")
     init: ModelInit | None = Field(None, description="make the model from a seed instead")
 
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelSection:
+        if self.path is not None and self.init is not None:
+            raise ValueError("give path or init, not both")
+        return self
+
 
 class TrainingSection(Settings):
     """The optimizer step, shared by every recipe and trainer."""
@@ -80,7 +86,9 @@ class CheckpointingSection(Settings):
     """When checkpoints are written, where runs live, and what to go on from."""
 
     save_interval: int | None = Field(
-        None, ge=1, description="steps between checkpoints; one is written at each stage's end anyway"
+        None,
+        ge=1,
+        description="steps between checkpoints; one is written at each stage's end anyway",
     )
     keep: int = Field(2, ge=1, description="newest checkpoints kept; a stage's last always is")
     output_dir: Path = Field(Path("runs"), description="folder that holds the run folders")
@@ -105,6 +113,23 @@ class EvaluationSection(Settings):
     tasks: int | None = Field(None, ge=1, description="first tasks of eval_dataset; null: all")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
     samples: int = Field(1, ge=1, description="completions for each task; the mean counts")
+
+
+class PlacementKeys(Settings):
+    """Keys of the generator and trainer sections that are the kernel's, not the component's."""
+
+    replicas: int = Field(1, ge=1, description="copies of the component behind one handle")
+    procs: int = Field(1, ge=1, description="processes of one replica")
+
+
+class RewardKeys(Settings):
+    """Keys of each part of ``rewards`` that are the kernel's, not the component's."""
+
+    weight: float = Field(1.0, description="factor in the weighted sum")
+    deadline: float = Field(10.0, gt=0, description="seconds until the call is killed")
+    failure_reward: float = Field(
+        0.0, description="what an episode gets for this part when the call raised or was killed"
+    )
 
 
 SHARED_SECTIONS: dict[str, type[Settings]] = {
@@ -136,3 +161,20 @@ COMPONENT_MAPS: dict[str, str] = {"rewards": "reward", "trackers": "tracker"}
 
 RUN_WIDE: frozenset[str] = frozenset({"model", "checkpointing", "runtime", "trackers"})
 """Sections that belong to the whole run: a stage cannot change them."""
+
+KERNEL_KEYS: dict[str, type[Settings]] = {
+    "generator": PlacementKeys,
+    "trainer": PlacementKeys,
+    "rewards": RewardKeys,
+}
+"""Component section -> the kernel's own keys in it (for ``rewards``: in each part)."""
+
+EXCLUSIVE: dict[str, tuple[str, str]] = {
+    "training": ("steps", "num_epochs"),
+    "model": ("path", "init"),
+}
+"""Section -> two keys that say one thing in two ways: setting one in a higher layer takes the place
+of the other in lower layers, so that ``training.steps=5`` works over a file with ``num_epochs``."""
+
+ALIASES: dict[str, str] = {"trainer.lr": "training.learning_rate"}
+"""Another way to type a key -> the key."""

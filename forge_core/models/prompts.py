@@ -82,8 +82,8 @@ def _render_text(
 ) -> str:
     if not tokenizer.chat_template:
         raise DataError(
-            "the task's prompt is a chat, but the model's tokenizer has no chat template; use plain "
-            "prompts or another model"
+            "the task's prompt is a chat, but the model's tokenizer has no chat template; "
+            "use plain prompts or another model"
         )
     text = tokenizer.apply_chat_template(
         [{"role": message.role, "content": message.content} for message in messages],

@@ -1,7 +1,7 @@
 """Checkpoints: complete or not there at all, and proved before they are used.
 
 A checkpoint is a folder ``step_N``: the model in Hugging Face layout and whatever else the trainer
-writes, ``state.json`` (where the run stands) and ``manifest.json`` (size and checksum of each file).
+writes, ``state.json`` (where the run stands), ``manifest.json`` (each file's size and checksum).
 It is written beside its final place and renamed.
 """
 
@@ -23,7 +23,7 @@ STATE = "state.json"
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Where a run stands: with it and the trainer's files, the next step is what it would have been.
+    """Where a run stands. With the trainer's files, the next step is what it would have been.
 
     Args:
         step: steps done in the whole run.

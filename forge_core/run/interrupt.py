@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop at the next step boundary, the second ends it."""
+"""Ctrl-C and SIGTERM: the first asks the run to stop after its step, the second ends it."""
 
 from __future__ import annotations
 

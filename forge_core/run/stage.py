@@ -1,7 +1,7 @@
 """What a recipe drives: the parts of one stage, its steps, its weights and its held-out score.
 
-The kernel does here what every recipe would have to repeat: services, the weight handshake, the order
-of tasks, evaluation, checkpoints, resuming and stopping. A recipe is left with its algorithm.
+The kernel does here what every recipe would have to repeat: services, the weight handshake, the
+order of tasks, evaluation, checkpoints, resuming, stopping. A recipe is left with its algorithm.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Stage:
         return self._policy
 
     async def publish(self) -> int:
-        """Send the trainer's weights to every generator replica, proved by checksum; the new version."""
+        """Send the trainer's weights to every replica, proved by checksum; returns the version."""
         trainer = await self.trainer()
         if self._policy is None:
             # Starting the service publishes.

@@ -1,4 +1,4 @@
-"""Dataset ``arithmetic``: every problem of two operands, split so that no test problem is trained."""
+"""Dataset ``arithmetic``: every problem of two operands; no test problem is ever trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss ``gspo``: importance ratio and clip of whole sequences (GSPO, arXiv:2507.18071, eq. 5 to 7)."""
+"""Loss ``gspo``: ratio and clip of whole sequences (GSPO, arXiv:2507.18071, eq. 5 to 7)."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def aggregate(
 ) -> tuple[torch.Tensor, float | torch.Tensor]:
     """Sum and count of a per-token objective. [N] -> scalars.
 
-    ``tokens``: every token counts once (DAPO, arXiv:2503.14476, eq. 8). ``sequences``: the mean over
-    a sequence's tokens counts once (GRPO, arXiv:2402.03300, eq. 3); those without tokens do not.
+    ``tokens``: every token counts once (DAPO, arXiv:2503.14476, eq. 8). ``sequences``: the mean
+    over a sequence's tokens counts once (GRPO, arXiv:2402.03300, eq. 3); empty ones do not.
     """
     if how == "tokens":
         return values.sum(), float(values.numel())

@@ -1,0 +1,1 @@
+"""Runtimes that come with the kernel: places where replicas live."""

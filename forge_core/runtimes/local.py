@@ -1,0 +1,107 @@
+"""Runtime ``local``: replicas are objects in this process, called on its event loop.
+
+A debugger steps through a whole run: no process, no thread and no task stands between a recipe
+and a component.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from forge_core.component import BuildContext, Component, Settings
+from forge_core.errors import ReplicaDied, UsageError
+from forge_core.services.spec import ReplicaSpec
+
+
+class LocalSettings(Settings):
+    """There is nothing to set: everything lives in this process."""
+
+
+class LocalReplica:
+    """A component in this process. It dies when one of its methods raises ``ReplicaDied``."""
+
+    def __init__(self, component: Any, label: str) -> None:
+        self._component = component
+        self._label = label
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._stopped = False
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method, sync or async. A sync one runs inline.
+
+        Raises:
+            ReplicaDied: it is dead, or has just died.
+            AttributeError: the component has no such method.
+        """
+        if self._death.done():
+            raise ReplicaDied(self._death.result())
+        if self._stopped:
+            raise ReplicaDied("stopped")
+        function = getattr(self._component, method, None)
+        if function is None:
+            raise AttributeError(f"{self._label} has no method {method!r}")
+        try:
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+        except ReplicaDied as death:
+            if not self._death.done():
+                self._death.set_result(str(death))
+            raise
+
+    async def wait_dead(self) -> str:
+        """Return the cause once it is dead."""
+        return await asyncio.shield(self._death)
+
+    async def stop(self) -> None:
+        """Close the component, once, dead or alive."""
+        if self._stopped:
+            return
+        self._stopped = True
+        close = getattr(self._component, "close", None)
+        if close is not None:
+            result = close()
+            if inspect.isawaitable(result):
+                await result
+
+
+class LocalRuntime:
+    """Builds components in this process."""
+
+    def __init__(self) -> None:
+        self._replicas: list[LocalReplica] = []
+
+    async def spawn(self, spec: ReplicaSpec) -> LocalReplica:
+        """Build the component.
+
+        Raises:
+            UsageError: more than one process is asked for.
+        """
+        if spec.procs > 1:
+            raise UsageError(
+                f"{spec.name}: runtime 'local' has one process for each replica, not {spec.procs}; "
+                "use runtime 'monarch' for more"
+            )
+        component = spec.selection.build(replace(spec.context, replica=spec.index))
+        replica = LocalReplica(component, f"{spec.selection.family} {spec.selection.name}")
+        self._replicas.append(replica)
+        return replica
+
+    async def close(self) -> None:
+        """Close what no service has closed."""
+        while self._replicas:
+            await self._replicas.pop().stop()
+
+
+def _build(settings: LocalSettings, context: BuildContext) -> LocalRuntime:
+    return LocalRuntime()
+
+
+LOCAL: Component[LocalRuntime] = Component(
+    name="local",
+    settings=LocalSettings,
+    build=_build,
+    summary="replicas in this process, for one machine and for debugging",
+)

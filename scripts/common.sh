@@ -1,0 +1,64 @@
+# What the scripts share: find a Python, make or reuse a virtual environment, install the workspace.
+# Sourced, not run.
+
+FORGE_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+FORGE_VENV="${FORGE_VENV:-$FORGE_ROOT/.venv}"
+TORCH_VERSION="2.13.0"
+
+say() { printf '\n== %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+        [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            printf '%s' "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 to 3.13 is needed; name one with PYTHON=/path/to/python"
+}
+
+has_nvidia_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }
+
+# torch comes first and pinned: asked for by another package, pip would take the newest build, which
+# on a machine without a GPU means gigabytes of CUDA libraries that cannot be used.
+install_torch() {
+    local have
+    have="$("$FORGE_VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true)"
+    [ "${have%%+*}" = "$TORCH_VERSION" ] && return
+    if has_nvidia_gpu; then
+        "$FORGE_VENV/bin/pip" install "torch==$TORCH_VERSION"
+        return
+    fi
+    echo "no NVIDIA GPU here: a CPU build of torch is wanted"
+    # A CPU build pip can find as it is configured; else PyTorch's own CPU index.
+    "$FORGE_VENV/bin/pip" install --no-deps "torch==$TORCH_VERSION+cpu" \
+        || "$FORGE_VENV/bin/pip" install --no-deps "torch==$TORCH_VERSION" \
+            --index-url https://download.pytorch.org/whl/cpu \
+        || die "no CPU build of torch $TORCH_VERSION was found; install one into $FORGE_VENV and run this again"
+}
+
+# Install requirement files, unless nothing has changed since the last time.
+install_workspace() {
+    local stamp="$FORGE_VENV/.forge-installed" wanted
+    wanted="$(cd "$FORGE_ROOT" && cat pyproject.toml plugins/*/pyproject.toml requirements/*.txt scripts/common.sh | cksum) $FORGE_ROOT $*"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    if [ ! -x "$FORGE_VENV/bin/python" ]; then
+        local python
+        python="$(find_python)"
+        say "virtual environment in $FORGE_VENV ($("$python" --version))"
+        "$python" -m venv "$FORGE_VENV" || die "could not make a virtual environment with $python"
+    fi
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    say "torch $TORCH_VERSION"
+    install_torch
+    say "Forge and its plugins"
+    local file arguments=()
+    for file in "$@"; do arguments+=(-r "$file"); done
+    # Requirement files name the workspace's folders relative to its root.
+    (cd "$FORGE_ROOT" && "$FORGE_VENV/bin/pip" install -q -c requirements/constraints.txt "${arguments[@]}") \
+        || die "installation failed"
+    printf '%s' "$wanted" > "$stamp"
+}

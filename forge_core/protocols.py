@@ -64,11 +64,18 @@ class Generator(Protocol):
 class Trainer(Protocol):
     """Holds the policy's weights and optimizer. One call at a time."""
 
-    async def train_step(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> StepResult:
+    async def train_step(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float = 1.0
+    ) -> StepResult:
         """One optimizer step over all micro-batches.
 
         The gradient is that of (sum of the loss over every micro-batch and rank) / (its count), so
         the way of splitting changes nothing but rounding. A trainer may split further.
+
+        Args:
+            micro_batches: what to train on.
+            temperature: logits are divided by it. The one that the sequences were sampled at, so
+                that logprobs can be compared with the sampler's; greater than 0.
 
         Raises:
             RunFailed: the loss or the gradient is not finite; weights are left as they were.
@@ -76,9 +83,13 @@ class Trainer(Protocol):
         ...
 
     async def logprobs(
-        self, sequences: Sequence[TrainSequence], *, reference: bool = False
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
     ) -> list[list[float]]:
-        """Logprob of every token under the current weights or the reference's.
+        """Logprob of every token under the current weights or the reference's, at a temperature.
 
         Returns one list for each sequence, as long as its tokens, 0 where ``loss_mask`` is False.
         """

@@ -6,7 +6,7 @@ attention never crosses from one to another. A loss sees only the trained tokens
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -85,4 +85,58 @@ def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu")
         ValueError: a sequence is empty, trains its first token, or has a mask or field of another
             length, or the sequences do not all have the same fields.
     """
-    raise NotImplementedError
+    if not sequences:
+        raise ValueError("a batch holds at least one sequence")
+    names = sequences[0].fields.keys()
+    tokens: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for index, sequence in enumerate(sequences):
+        _check(index, sequence, names)
+        trained = [i for i, is_trained in enumerate(sequence.loss_mask) if is_trained]
+        targets.extend(len(tokens) + i for i in trained)
+        tokens.extend(sequence.tokens)
+        owners.extend([index] * len(trained))
+        for name, value in sequence.fields.items():
+            if isinstance(value, Sequence):
+                values[name].extend(value[i] for i in trained)
+            else:
+                values[name].extend([value] * len(trained))
+    lengths = tuple(len(sequence.tokens) for sequence in sequences)
+    fields = {
+        name: torch.tensor(numbers, dtype=torch.float32, device=device)
+        for name, numbers in values.items()
+    }
+    return PackedBatch(
+        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
+        positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
+        lengths=lengths,
+        targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        loss_batch=LossBatch(
+            sequence=torch.tensor(owners, dtype=torch.int64, device=device),
+            num_sequences=len(sequences),
+            fields=fields,
+        ),
+    )
+
+
+def _check(index: int, sequence: TrainSequence, names: KeysView[str]) -> None:
+    length = len(sequence.tokens)
+    if length == 0:
+        raise ValueError(f"sequence {index} is empty")
+    if len(sequence.loss_mask) != length:
+        raise ValueError(
+            f"sequence {index} has {length} tokens and a loss mask of {len(sequence.loss_mask)}"
+        )
+    if sequence.loss_mask[0]:
+        raise ValueError(f"sequence {index} trains its first token, which nothing predicts")
+    if sequence.fields.keys() != names:
+        raise ValueError(
+            f"sequence {index} has the fields {sorted(sequence.fields)}, sequence 0 {sorted(names)}"
+        )
+    for name, value in sequence.fields.items():
+        if isinstance(value, Sequence) and len(value) != length:
+            raise ValueError(
+                f"sequence {index} has {length} tokens and {len(value)} numbers in field {name!r}"
+            )

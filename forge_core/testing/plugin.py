@@ -1,0 +1,108 @@
+"""Fixtures for tests of plugins. pytest loads this module wherever the kernel is installed.
+
+It costs next to nothing: whatever a fixture needs is imported when the fixture is used.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from forge_core.app import Forge
+    from forge_core.testing.command import CommandResult
+    from forge_core.testing.distributions import FakeSite
+
+TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
+"""Alphabet of ``tiny_model``."""
+
+
+@pytest.fixture
+def forge_app() -> Callable[..., Forge]:
+    """``forge_app(*plugins, disabled=())``: a fresh app with these plugins and no installed ones."""
+    from forge_core.app import Forge
+
+    def make(*plugins: object, disabled: Collection[str] = ()) -> Forge:
+        return Forge(plugins=plugins, discover=False, disabled=disabled)
+
+    return make
+
+
+@pytest.fixture
+def fake_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
+    """``fake_distribution(name, source, ...)`` installs a distribution for this test.
+
+    See ``forge_core.testing.distributions.FakeSite``. Apps of this process find it, and those of
+    ``run_forge_process``.
+    """
+    from forge_core.testing.distributions import FakeSite, forget_modules
+
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    yield FakeSite(folder)
+    forget_modules(folder)
+
+
+@pytest.fixture
+def run_forge() -> Callable[..., CommandResult]:
+    """``run_forge(*arguments, app=None)``: the command in this process.
+
+    See ``forge_core.testing.command.run_in_process``.
+    """
+    from forge_core.testing.command import run_in_process
+
+    return run_in_process
+
+
+@pytest.fixture
+def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
+    """``run_forge_process(*arguments, cwd=tmp_path, environ=None, timeout=60)``: as a process.
+
+    See ``forge_core.testing.command.run_as_process``.
+    """
+    from forge_core.testing.command import run_as_process
+
+    def run(
+        *arguments: str,
+        cwd: Path = tmp_path,
+        environ: Mapping[str, str] | None = None,
+        timeout: float = 60,
+    ) -> CommandResult:
+        return run_as_process(
+            *arguments,
+            cwd=cwd,
+            python_path=[tmp_path / "site-packages"],
+            environ=environ,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a Qwen3 model of two layers, made from a seed, with a character tokenizer.
+
+    About 30 thousand parameters, vocabulary of printable ASCII, window of 256 tokens. Do not write
+    into it: the whole session shares it.
+    """
+    from forge_core.config.sections import ModelInit, ModelSection
+    from forge_core.models.folder import materialize
+
+    config = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+    }
+    init = ModelInit(architecture="qwen3", config=config, characters=TINY_CHARACTERS)
+    folder = tmp_path_factory.mktemp("tiny_model")
+    return materialize(ModelSection(init=init), folder, seed=0)

@@ -23,7 +23,7 @@ TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " 
 
 @pytest.fixture
 def forge_app() -> Callable[..., Forge]:
-    """``forge_app(*plugins, disabled=())``: a fresh app with these plugins and no installed ones."""
+    """``forge_app(*plugins, disabled=())``: a fresh app with these plugins alone."""
     from forge_core.app import Forge
 
     def make(*plugins: object, disabled: Collection[str] = ()) -> Forge:
@@ -88,10 +88,10 @@ def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a Qwen3 model of two layers, made from a seed, with a character tokenizer.
 
-    About 30 thousand parameters, vocabulary of printable ASCII, window of 256 tokens. Do not write
+    About 25 thousand parameters, vocabulary of printable ASCII, window of 256 tokens. Do not write
     into it: the whole session shares it.
     """
-    from forge_core.config.sections import ModelInit, ModelSection
+    from forge_core.config.sections import ModelSection
     from forge_core.models.folder import materialize
 
     config = {
@@ -103,6 +103,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "intermediate_size": 64,
         "max_position_embeddings": 256,
     }
-    init = ModelInit(architecture="qwen3", config=config, characters=TINY_CHARACTERS)
-    folder = tmp_path_factory.mktemp("tiny_model")
-    return materialize(ModelSection(init=init), folder, seed=0)
+    init = {"architecture": "qwen3", "config": config, "characters": TINY_CHARACTERS}
+    model = ModelSection.model_validate({"init": init})
+    return materialize(model, tmp_path_factory.mktemp("tiny_model"), seed=0)

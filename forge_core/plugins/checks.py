@@ -150,4 +150,7 @@ def check_preset(hook: str, item: object) -> Preset:
 
 
 def _article(item: object) -> str:
-    return "None" if item is None else f"a {type(item).__name__}"
+    if item is None:
+        return "None"
+    kind = type(item).__name__
+    return f"an {kind}" if kind[0] in "aeiouAEIOU" else f"a {kind}"

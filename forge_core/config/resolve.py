@@ -5,12 +5,29 @@ Each section is parsed once, strictly, with the settings of the component it cho
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from forge_core.component import Placement, Selection
+from forge_core.config.effective import Provenance, effective_tree, provenance_of, to_yaml
+from forge_core.config.layers import (
+    Layer,
+    component_name,
+    default_layer,
+    environment_layer,
+    merged_sections,
+    model_layers,
+    override_layer,
+    recipe_layer,
+    source_layers,
+    stage_names,
+)
+from forge_core.config.parse import SectionParser
 from forge_core.config.sections import (
     CheckpointingSection,
     DistributedSection,
@@ -19,6 +36,8 @@ from forge_core.config.sections import (
     SamplingSection,
     TrainingSection,
 )
+from forge_core.config.tree import Leaf, Node, Origin, Table, leaves
+from forge_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog
@@ -55,7 +74,11 @@ class RewardPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """One stage: a recipe with everything it may use. None: not configured, or not installed."""
+    """One stage: a recipe with everything it may use.
+
+    A component is None when the config chooses none, and also when only the default was chosen and
+    it is not installed: whoever needs it says so.
+    """
 
     name: str
     recipe: Selection[Recipe]
@@ -77,25 +100,6 @@ class StageConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where one value came from.
-
-    Args:
-        value: the value.
-        layer: such as ``default``, ``recipe grpo``, ``preset quickstart``, ``environment``.
-        where: file:line, the variable, or the argument as typed; empty for a field's default.
-        key: the key as it was typed.
-        overrode: what lower layers had said, highest first.
-    """
-
-    value: Any
-    layer: str
-    where: str
-    key: str
-    overrode: tuple[Provenance, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole config, parsed.
 
@@ -104,7 +108,7 @@ class RunConfig:
         stages: in order; at least one.
         model: the weights the run starts with.
         checkpointing: shared by all stages.
-        runtime: where replicas live; None when the default one is not installed.
+        runtime: where replicas live.
         trackers: by part.
         tree: every effective value as plain data; it loads again as it stands.
         provenance: dotted key -> where its value came from, for every effective value. Values of
@@ -115,14 +119,14 @@ class RunConfig:
     stages: tuple[StageConfig, ...]
     model: ModelSection
     checkpointing: CheckpointingSection
-    runtime: Selection[Runtime] | None
+    runtime: Selection[Runtime]
     trackers: Mapping[str, Selection[Tracker]]
     tree: Mapping[str, Any] = field(compare=False, repr=False)
     provenance: Mapping[str, Provenance] = field(compare=False, repr=False)
 
     def to_yaml(self) -> str:
         """The tree as YAML: what ``config.yaml`` of a run folder holds."""
-        raise NotImplementedError
+        return to_yaml(self.tree)
 
 
 def resolve(
@@ -144,6 +148,151 @@ def resolve(
 
     Raises:
         ConfigError: everything that is wrong with the config, one line for each problem.
-        PluginError: a chosen component cannot be used.
+        PluginError: a plugin contributes a model preset or defaults that cannot be used.
     """
-    raise NotImplementedError
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    name, below = source_layers(catalog, source, environ, problems)
+    above = [environment_layer(environ, problems), override_layer(overrides, environ, problems)]
+    default = default_layer()
+    model = model_layers(catalog, _model_name([default, *below, *above]), environ, problems)
+    builtin, layers = [default, *model], [default, *model, *below, *above]
+    names: list[str | None] = [*stage_names(layers, problems)] or [None]
+    stages = [_stage_parser(catalog, builtin, layers, stage, problems) for stage in names]
+    run = SectionParser(
+        catalog,
+        merged_sections(layers, None, []),
+        merged_sections(builtin, None, []),
+        problems,
+    )
+    _check_removals([run.merged, *(stage.merged for stage in stages)], problems)
+    named = [layer.name for layer in layers if layer.name is not None]
+    config = _parse(named[-1].value if named else name, run, names, stages)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    assert config is not None
+    return config
+
+
+def _model_name(layers: Sequence[Layer]) -> str:
+    """``model.name`` as far as it is known before the model preset, which it chooses."""
+    model = merged_sections(layers, None, []).get("model")
+    name = model.items.get("name") if isinstance(model, Table) else None
+    return name.value if isinstance(name, Leaf) and isinstance(name.value, str) else ""
+
+
+def _stage_parser(
+    catalog: Catalog,
+    builtin: Sequence[Layer],
+    layers: Sequence[Layer],
+    stage: str | None,
+    problems: list[str],
+) -> SectionParser:
+    """The stage's sections over the defaults that its recipe has for them."""
+    recipe = merged_sections(layers, stage, []).get("recipe")
+    extra: list[Layer] = []
+    if isinstance(recipe, Table):
+        try:
+            component = catalog.get("recipe", component_name(recipe) or "")
+        except PluginError:
+            pass  # parsing the recipe's section reports it
+        else:
+            defaults = getattr(component.settings, "section_defaults", {})
+            extra.append(recipe_layer(component.name, defaults))
+    default, *rest = layers
+    return SectionParser(
+        catalog,
+        merged_sections([default, *extra, *rest], stage, problems),
+        merged_sections([builtin[0], *extra, *builtin[1:]], None, []),
+        problems,
+    )
+
+
+def _check_removals(merged: Sequence[Mapping[str, Node]], problems: list[str]) -> None:
+    """A ``~key`` that removed nothing anywhere is a mistake."""
+    effect: dict[Origin, bool] = {}
+    for sections in merged:
+        for node in sections.values():
+            for leaf in leaves(node):
+                if leaf.unset:
+                    effect[leaf.origin] = effect.get(leaf.origin, False) or bool(leaf.overrode)
+    problems.extend(
+        f"{origin.where}: nothing to remove: no lower layer sets {origin.key}"
+        for origin, removed in effect.items()
+        if not removed
+    )
+
+
+def _parse(
+    name: str, run: SectionParser, names: Sequence[str | None], stages: Sequence[SectionParser]
+) -> RunConfig | None:
+    """Everything parsed; None after a problem without which there is no config to speak of."""
+    model = run.shared("model", ModelSection)
+    checkpointing = run.shared("checkpointing", CheckpointingSection)
+    runtime = run.required("runtime")
+    trackers = {part: selection for part, (selection, _) in run.parts("trackers").items()}
+    parsed = [
+        _parse_stage(stage, parser, model) for stage, parser in zip(names, stages, strict=True)
+    ]
+    complete = tuple(stage for stage in parsed if stage is not None)
+    if runtime is None or len(complete) < len(parsed):
+        return None
+    provenance = dict(provenance_of("", run.effective, run.merged))
+    for stage, parser in zip(names, stages, strict=True):
+        prefix = f"stages.{stage}." if stage is not None else ""
+        provenance.update(provenance_of(prefix, parser.effective, parser.merged))
+    return RunConfig(
+        name=name,
+        stages=complete,
+        model=model,
+        checkpointing=checkpointing,
+        runtime=runtime,
+        trackers=trackers,
+        tree=effective_tree(
+            name,
+            run.effective,
+            [(stage, parser.effective) for stage, parser in zip(names, stages, strict=True)],
+        ),
+        provenance=provenance,
+    )
+
+
+def _parse_stage(
+    name: str | None, parser: SectionParser, model: ModelSection
+) -> StageConfig | None:
+    recipe = parser.required("recipe")
+    generator, generator_keys = parser.component_and_keys("generator")
+    trainer, trainer_keys = parser.component_and_keys("trainer")
+    sections = {
+        section: parser.component(section)
+        for section in ("loss", "environment", "transport", "dataset", "eval_dataset")
+    }
+    rewards = {
+        part: RewardPart(selection=selection, **(dict(keys) if keys is not None else {}))
+        for part, (selection, keys) in parser.parts("rewards").items()
+    }
+    training = parser.shared("training", TrainingSection)
+    distributed = parser.shared("distributed", DistributedSection)
+    sampling = parser.shared("sampling", SamplingSection)
+    evaluation = parser.shared("evaluation", EvaluationSection)
+    if recipe is None:
+        return None
+    return StageConfig(
+        name=name if name is not None else recipe.name,
+        recipe=recipe,
+        generator=generator,
+        trainer=trainer,
+        **sections,
+        generator_placement=_placement(generator_keys),
+        trainer_placement=_placement(trainer_keys),
+        rewards=rewards,
+        model=model,
+        training=training,
+        distributed=distributed,
+        sampling=sampling,
+        evaluation=evaluation,
+    )
+
+
+def _placement(keys: BaseModel | None) -> Placement:
+    return Placement(**dict(keys)) if keys is not None else Placement()

@@ -1,0 +1,187 @@
+"""Merged sections parsed into settings: each once, strictly, with the chosen component's class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from forge_core.component import Selection
+from forge_core.config.layers import at, component_name
+from forge_core.config.problems import translate
+from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS, KERNEL_KEYS
+from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain
+from forge_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from forge_core.plugins.catalog import Catalog
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class SectionParser:
+    """Parses the sections of one stage, or those of the whole run.
+
+    Args:
+        catalog: the installed components.
+        merged: section -> what all layers say.
+        builtin: section -> what the layers say that are there on every load.
+        problems: where lines about what is wrong are added; parsing goes on.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        merged: Mapping[str, Node],
+        builtin: Mapping[str, Node],
+        problems: list[str],
+    ) -> None:
+        self.merged = merged
+        self.effective: dict[str, Any] = {}
+        """Section -> every value as plain data that would load again; filled while parsing."""
+        self._catalog = catalog
+        self._builtin = builtin
+        self._problems = problems
+
+    def shared(self, section: str, model: type[M]) -> M:
+        """A shared section; its defaults after a problem."""
+        node = self.merged.get(section)
+        table = node if isinstance(node, Table) else Table({}, _nowhere(section))
+        parsed = self._parse(model, table)
+        if parsed is None:
+            return model()
+        self.effective[section] = _dump(parsed)
+        return parsed
+
+    def component(self, section: str) -> Selection[Any] | None:
+        """The chosen component with its settings, if one is."""
+        return self.component_and_keys(section)[0]
+
+    def required(self, section: str) -> Selection[Any] | None:
+        """A component that there must be; None after a problem."""
+        before = len(self._problems)
+        selection = self.component(section)
+        if selection is None and len(self._problems) == before:
+            node = self.merged.get(section)
+            if isinstance(node, Table):  # a default that is not installed: say what is
+                name = component_name(node) or ""
+                try:
+                    self._catalog.get(COMPONENT_SECTIONS[section], name)
+                except PluginError as error:
+                    self._problems.append(f"{at(node)}: {error}")
+            else:
+                where = f"{at(node)}: " if node is not None else f"{section}: "
+                self._problems.append(f"{where}cannot be null")
+        return selection
+
+    def component_and_keys(self, section: str) -> tuple[Selection[Any] | None, BaseModel | None]:
+        """The same, with the kernel's own keys of the section."""
+        node = self.merged.get(section)
+        if isinstance(node, Table):
+            family = COMPONENT_SECTIONS[section]
+            selection, keys, data = self._selected(section, family, node, None)
+            if data is not None:
+                self.effective[section] = data
+            return selection, keys
+        if isinstance(self._builtin.get(section), Table):
+            self.effective[section] = None
+        kernel = KERNEL_KEYS.get(section)
+        return None, kernel() if kernel is not None else None
+
+    def parts(self, section: str) -> dict[str, tuple[Selection[Any], BaseModel | None]]:
+        """The components of a section that names several, with the kernel's keys of each part."""
+        node = self.merged.get(section)
+        builtin = self._builtin.get(section)
+        always = builtin.items if isinstance(builtin, Table) else {}
+        parsed: dict[str, tuple[Selection[Any], BaseModel | None]] = {}
+        effective: dict[str, Any] = {}
+        for part, child in node.items.items() if isinstance(node, Table) else ():
+            if isinstance(child, Leaf):
+                if isinstance(always.get(part), Table):
+                    effective[part] = None
+                continue
+            selection, keys, data = self._selected(section, COMPONENT_MAPS[section], child, part)
+            if selection is not None:
+                parsed[part] = (selection, keys)
+            if data is not None:
+                effective[part] = data
+        if effective:
+            self.effective[section] = effective
+        return parsed
+
+    def _selected(
+        self, section: str, family: str, table: Table, part: str | None
+    ) -> tuple[Selection[Any] | None, BaseModel | None, dict[str, Any] | None]:
+        """Selection, kernel's keys and effective data of a section or part."""
+        kernel = KERNEL_KEYS.get(section)
+        kernel_fields = kernel.model_fields if kernel is not None else {}
+        name = component_name(table, part)
+        keys = None
+        if kernel is not None:
+            keys = self._parse(kernel, _only(table, kernel_fields)) or kernel()
+        if name is None:
+            installed = ", ".join(self._catalog.names(family)) or "none"
+            self._problems.append(
+                f"{at(table)}: no {family} is chosen; add {table.origin.key}.use "
+                f"(installed: {installed})"
+            )
+            return None, keys, None
+        if _by_default(table) and name not in self._catalog.names(family):
+            return None, keys, None
+        try:
+            component = self._catalog.get(family, name)
+        except PluginError as error:
+            self._problems.append(f"{at(table.items.get('use', table))}: {error}")
+            return None, keys, None
+        own = _without(table, {"use", *kernel_fields})
+        settings = self._parse(
+            component.settings, own, f"{family} {component.name}", {"use", *kernel_fields}
+        )
+        if settings is None:
+            return None, keys, None
+        data = {"use": name} if part is None or "use" in table.items else {}
+        data |= _dump(keys) if keys is not None else {}
+        data |= _dump(settings)
+        return Selection(family=family, component=component, settings=settings), keys, data
+
+    def _parse(
+        self, model: type[M], table: Table, owner: str = "", other_keys: set[str] | None = None
+    ) -> M | None:
+        try:
+            # As JSON, so that "strict" means what it means for text files: a list for a tuple and
+            # text for a path are fine, "5" for 5 and "yes" for true are not.
+            document = to_json(plain(table), inf_nan_mode="constants")
+            return model.model_validate_json(document, strict=True)
+        except PydanticSerializationError as error:
+            self._problems.append(f"{at(table)}: holds what YAML cannot: {error}")
+        except ValidationError as error:
+            self._problems.extend(
+                translate(error, model, table, owner=owner, other_keys=other_keys or ())
+            )
+        return None
+
+
+def _by_default(table: Table) -> bool:
+    """Whether nobody but the kernel and the recipe said anything here."""
+    return all(
+        leaf.origin.layer == "default" or leaf.origin.layer.startswith("recipe ")
+        for leaf in leaves(table)
+    )
+
+
+def _only(table: Table, keys: Mapping[str, Any]) -> Table:
+    return Table({key: node for key, node in table.items.items() if key in keys}, table.origin)
+
+
+def _without(table: Table, keys: set[str]) -> Table:
+    return Table({key: node for key, node in table.items.items() if key not in keys}, table.origin)
+
+
+def _dump(settings: BaseModel) -> dict[str, Any]:
+    return settings.model_dump(mode="json", by_alias=True)
+
+
+def _nowhere(section: str) -> Origin:
+    return Origin("default", "default", section)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forge_core.config.resolve import StageConfig
     from forge_core.run.records import Event, RunInfo, StepRecord, Summary
     from forge_core.run.stage import Stage
+    from forge_core.services.spec import ReplicaSpec
     from forge_core.tensors.batch import LossBatch, LossOutput
 
 from forge_core.types import (
@@ -268,16 +269,6 @@ class Runtime(Protocol):
     async def close(self) -> None:
         """Stop what is left. Leaves no process behind."""
         ...
-
-
-class ReplicaSpec(Protocol):
-    """What a runtime needs to know to start a replica (``forge_core.services.spec``)."""
-
-    name: str
-    index: int
-    procs: int
-    selection: Any
-    context: Any
 
 
 class Replica(Protocol):

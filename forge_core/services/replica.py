@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 from forge_core.errors import ReplicaDied
@@ -70,8 +69,7 @@ class LiveReplica:
     async def stop(self, limit: float) -> str | None:
         """Stop it, within ``limit`` seconds. Returns what went wrong with that, if anything did."""
         task = asyncio.ensure_future(self._replica.stop())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=limit)
+        await asyncio.wait({task}, timeout=limit)
         if not task.done():
             task.cancel()
             return f"replica {self.index} did not stop within {limit:g} s"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from peer import Arguments, Timing, parse_arguments, print_result
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer

@@ -1,3 +1,18 @@
 """What this package contributes to Forge. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from forge_core import Component, hookimpl
+from forge_torch.transports.components import MEMORY, SHM
+
+if TYPE_CHECKING:
+    from forge_core.protocols import Transport
+
+
+@hookimpl
+def forge_transports() -> Iterable[Component[Transport]]:
+    yield MEMORY
+    yield SHM

@@ -1,0 +1,52 @@
+"""The transports this package brings, and their settings. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from forge_core import BuildContext, Component, Settings
+
+if TYPE_CHECKING:
+    from forge_torch.transports.memory import MemoryTransport
+    from forge_torch.transports.shm import ShmTransport
+
+
+class MemorySettings(Settings):
+    """Nothing to set."""
+
+
+class ShmSettings(Settings):
+    """Shared memory of one host."""
+
+    folder: Path = Field(
+        Path("/dev/shm"), description="memory file system in which the channel's segments are kept"
+    )
+
+
+def build_memory(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
+    from forge_torch.transports.memory import MemoryTransport
+
+    return MemoryTransport(context.channel)
+
+
+def build_shm(settings: ShmSettings, context: BuildContext) -> ShmTransport:
+    from forge_torch.transports.shm import ShmTransport
+
+    return ShmTransport(context.channel, folder=settings.folder)
+
+
+MEMORY = Component(
+    name="memory",
+    settings=MemorySettings,
+    build=build_memory,
+    summary="weights copied once, within one process",
+)
+SHM = Component(
+    name="shm",
+    settings=ShmSettings,
+    build=build_shm,
+    summary="shared memory, between the processes of one host",
+)

@@ -1,0 +1,17 @@
+"""The versions that were tested together, as ``forge doctor`` compares them."""
+
+TESTED_VERSIONS = {
+    "torch": "2.13.0",
+    "transformers": "5.19.0",
+    "tokenizers": "0.23.3",
+    "safetensors": "0.8.0",
+    "numpy": "2.4.6",
+    "tensorboard": "2.21.0",
+    "math-verify": "0.9.0",
+    "pydantic": "2.14.3",
+    "pluggy": "1.7.0",
+    "click": "8.5.1",
+    "rich": "15.0.0",
+    "PyYAML": "6.0.3",
+}
+"""Distribution -> version, without a build's local part (``+cpu``)."""

@@ -1,0 +1,133 @@
+"""``forge doctor``: what it finds, and the line that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from forge_core import doctor
+from forge_core.plugins.manager import PluginManager
+from forge_core.tested_versions import TESTED_VERSIONS
+
+
+def levels(findings):
+    return {finding.subject: finding.level for finding in findings}
+
+
+def test_a_sound_machine(run_forge_process):
+    result = run_forge_process("doctor")
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert result.stdout.endswith("nothing here stops a run\n")
+    torch = importlib.metadata.version("torch")
+    assert f"torch            {torch} (tested" in result.stdout
+
+
+def test_a_torchvision_of_another_build_is_named(fake_distribution, run_forge_process):
+    fake_distribution(
+        "torchvision",
+        "raise RuntimeError('operator torchvision::nms does not exist')",
+        entry_points={},
+    )
+    result = run_forge_process("doctor")
+    assert result.exit_code == 1
+    assert "RuntimeError: operator torchvision::nms does not exist" in result.stdout
+    assert "mend it with     pip uninstall -y torchvision" in result.stdout
+    assert result.stdout.endswith("stops runs: 1\n")
+
+
+def test_a_torch_that_cannot_be_imported(fake_distribution, monkeypatch):
+    site = fake_distribution("torch", "raise ImportError('libcudart.so is missing')")
+    monkeypatch.setenv("PYTHONPATH", str(site.parent))
+    [finding] = doctor.torch_devices(Path("/no/driver"))
+    assert finding.level == "error"
+    assert finding.text == "cannot be imported: ImportError: libcudart.so is missing"
+    assert finding.mend == f"pip install --force-reinstall torch=={TESTED_VERSIONS['torch']}"
+
+
+def test_broken_and_refused_plugins_with_what_mends_them(install):
+    install("import_error", "wrong_version", "good", "conflict")
+    findings = {f.subject: f for f in doctor.plugin_health(PluginManager())}
+    broken = findings["plugin import_error"]
+    assert broken.level == "error"
+    assert "acme-import-error 1.0 is broken: import of acme_import_error failed" in broken.text
+    assert broken.mend == "export FORGE_DISABLE_PLUGINS=import_error"
+    refused = findings["plugin wrong_version"]
+    assert refused.level == "error"
+    assert refused.mend.startswith("pip install --upgrade acme-wrong-version")
+    assert findings["plugin good"].level == "ok"
+    assert findings["plugins"].level == "warning"
+    assert "acme-north 1.0 and acme-south 2.0" in findings["plugins"].text
+
+
+def test_the_mending_line_mends(install):
+    install("import_error")
+    environ = {"FORGE_DISABLE_PLUGINS": "import_error"}
+    findings = doctor.plugin_health(PluginManager(environ=environ))
+    assert levels(findings)["plugin import_error"] == "ok"
+
+
+def test_unmet_requirements_extras_included(fake_distribution):
+    fake_distribution(
+        "acme-hungry",
+        "",
+        requires=[
+            "forge-rl-core[models]",
+            "acme-engine>=2",
+            "pluggy>=99",
+            "click",
+            "acme-later; extra == 'later'",
+        ],
+    )
+    fake_distribution("acme-engine", "", version="1.5", entry_points={})
+    found = list(doctor.unmet_requirements(["acme-hungry", "acme-hungry", ""]))
+    assert [(f.level, f.subject, f.mend) for f in found] == [
+        ("error", "acme-hungry", "pip install 'acme-engine>=2'"),
+        ("error", "acme-hungry", "pip install 'pluggy>=99'"),
+    ]
+    assert found[0].text == "needs acme-engine>=2; 1.5 is installed"
+
+
+def test_the_kernels_extras_are_followed(fake_distribution):
+    fake_distribution("acme-hungry", "", requires=["acme-base[big]"])
+    fake_distribution("acme-base", "", requires=["acme-engine>=2; extra == 'big'"])
+    [finding] = doctor.unmet_requirements(["acme-hungry"])
+    assert finding.text == "needs acme-engine>=2; it is not installed"
+
+
+@pytest.mark.parametrize(
+    ("threads", "level"), [("", "ok"), ("1", "ok"), ("100000", "warning"), ("many", "warning")]
+)
+def test_threads(threads, level):
+    environ = {"OMP_NUM_THREADS": threads} if threads else {}
+    findings = list(doctor.processors(environ))
+    assert levels(findings)["OMP_NUM_THREADS"] == level
+    assert "cores" in findings[0].text
+
+
+def test_shared_memory_too_small_or_missing(tmp_path, monkeypatch):
+    [finding] = doctor.shared_memory(tmp_path / "shm")
+    assert finding.level == "warning"
+    monkeypatch.setattr(doctor, "SHM_ENOUGH", 2**60)
+    [finding] = doctor.shared_memory(tmp_path)
+    assert finding.level == "warning"
+    assert f"size=8G {tmp_path}" in finding.mend
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    assert doctor.output_folder(tmp_path / "new" / "runs").level == "ok"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    finding = doctor.output_folder(tmp_path / "file" / "runs")
+    assert finding.level == "error"
+    assert "FORGE_CHECKPOINTING__OUTPUT_DIR" in finding.mend
+
+
+def test_a_driver_without_a_device_that_torch_sees(tmp_path, monkeypatch):
+    probed = {"version": "2.13.0+cpu", "devices": []}
+    monkeypatch.setattr(doctor, "_probe_torch", lambda: probed)
+    assert levels(doctor.torch_devices(tmp_path))["cuda"] == "warning"
+    assert levels(doctor.torch_devices(tmp_path / "none"))["cuda"] == "ok"
+    probed["devices"] = [("H100", 80 * 2**30)]
+    assert [f.text for f in doctor.torch_devices(tmp_path)] == ["H100, 80.0 GiB"]

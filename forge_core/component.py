@@ -28,7 +28,7 @@ class Settings(BaseModel):
     Give every field a description with its unit; ``forge config schema`` prints it.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,6 +68,18 @@ def effective_tree(
     return tree
 
 
+def stage_tree(tree: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """One stage of an effective tree, as a config of its own."""
+    alone = {key: value for key, value in tree.items() if key != "stages"}
+    for section, value in tree.get("stages", {}).get(stage, {}).items():
+        common = alone.get(section)
+        if isinstance(common, dict) and isinstance(value, dict):
+            value = {**common, **value}
+        alone[section] = value
+    order = ["name", *SECTIONS]
+    return dict(sorted(alone.items(), key=lambda item: order.index(item[0])))
+
+
 def provenance_of(
     prefix: str, effective: Mapping[str, Any], merged: Mapping[str, Node]
 ) -> Iterator[tuple[str, Provenance]]:

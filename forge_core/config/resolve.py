@@ -36,7 +36,7 @@ from forge_core.config.sections import (
     SamplingSection,
     TrainingSection,
 )
-from forge_core.config.tree import Leaf, Node, Origin, Table, leaves
+from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, merge, plain
 from forge_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     problems: list[str] = []
-    name, below = source_layers(catalog, source, environ, problems)
+    stem, below = source_layers(catalog, source, environ, problems)
     above = [environment_layer(environ, problems), override_layer(overrides, environ, problems)]
     default = default_layer()
     model = model_layers(catalog, _model_name([default, *below, *above]), environ, problems)
@@ -166,12 +166,18 @@ def resolve(
         problems,
     )
     _check_removals([run.merged, *(stage.merged for stage in stages)], problems)
-    named = [layer.name for layer in layers if layer.name is not None]
-    config = _parse(named[-1].value if named else name, run, names, stages)
+    config = _parse(_name(stem, layers), run, names, stages)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     assert config is not None
     return config
+
+
+def _name(stem: str, layers: Sequence[Layer]) -> Node:
+    name: Node = Leaf(stem, stem, Origin("default", "", "name"))
+    for layer in layers:
+        name = merge(name, layer.name) if layer.name is not None else name
+    return name
 
 
 def _model_name(layers: Sequence[Layer]) -> str:
@@ -224,7 +230,7 @@ def _check_removals(merged: Sequence[Mapping[str, Node]], problems: list[str]) -
 
 
 def _parse(
-    name: str, run: SectionParser, names: Sequence[str | None], stages: Sequence[SectionParser]
+    name: Node, run: SectionParser, names: Sequence[str | None], stages: Sequence[SectionParser]
 ) -> RunConfig | None:
     """Everything parsed; None after a problem without which there is no config to speak of."""
     model = run.shared("model", ModelSection)
@@ -237,19 +243,22 @@ def _parse(
     complete = tuple(stage for stage in parsed if stage is not None)
     if runtime is None or len(complete) < len(parsed):
         return None
-    provenance = dict(provenance_of("", run.effective, run.merged))
+    run_name = plain(name)
+    provenance = dict(
+        provenance_of("", {"name": run_name, **run.effective}, {"name": name, **run.merged})
+    )
     for stage, parser in zip(names, stages, strict=True):
         prefix = f"stages.{stage}." if stage is not None else ""
         provenance.update(provenance_of(prefix, parser.effective, parser.merged))
     return RunConfig(
-        name=name,
+        name=run_name,
         stages=complete,
         model=model,
         checkpointing=checkpointing,
         runtime=runtime,
         trackers=trackers,
         tree=effective_tree(
-            name,
+            run_name,
             run.effective,
             [(stage, parser.effective) for stage, parser in zip(names, stages, strict=True)],
         ),

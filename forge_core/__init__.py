@@ -3,6 +3,7 @@
 Everything a plugin needs is importable from here; nothing heavy is imported by it.
 """
 
+from forge_core.app import Forge
 from forge_core.component import (
     BuildContext,
     Component,
@@ -48,6 +49,7 @@ __all__ = [
     "DataError",
     "Episode",
     "FanoutError",
+    "Forge",
     "ForgeError",
     "Group",
     "Message",

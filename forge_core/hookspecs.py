@@ -331,9 +331,8 @@ def forge_presets() -> Iterable[Preset]:  # type: ignore[empty-body]
 
         @hookimpl
         def forge_presets():
-            yield Preset(
-                name="mine", path=Path("presets") / "mine.yaml", summary="GRPO on my problems"
-            )
+            path = Path(__file__).parent / "presets" / "mine.yaml"
+            yield Preset(name="mine", path=path, summary="GRPO on my problems")
     """
 
 

@@ -1,0 +1,132 @@
+"""The hooks are documented, and the examples in their docstrings work."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge_core import ConfigError, Episode, RunFailed, Task, hookspecs, protocols
+from forge_core.hookspecs import FAMILY_HOOKS
+from forge_core.plugins.info import PluginInfo
+from forge_core.plugins.manager import PluginManager
+from forge_core.run.records import RunInfo, StepRecord, Summary
+
+HOOKS = {
+    name: function
+    for name, function in vars(hookspecs).items()
+    if name.startswith("forge_") and hasattr(function, "forge_spec")
+}
+DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
+EXAMPLE = re.compile(r"\.\. code-block:: python\n\n((?: {4,}.*\n|\n)+)")
+
+
+def example(hook: str) -> str:
+    found = EXAMPLE.search(inspect.cleandoc(HOOKS[hook].__doc__ or "") + "\n")
+    assert found, f"{hook} has no example"
+    return dedent(found.group(1))
+
+
+@pytest.fixture
+def use_example(fake_distribution, find) -> Callable[[str], tuple[PluginManager, PluginInfo]]:
+    """Install the example of a hook's docstring as a plugin."""
+
+    def use(hook: str) -> tuple[PluginManager, PluginInfo]:
+        fake_distribution("acme-example", example(hook))
+        manager = PluginManager()
+        return manager, find(manager, "acme_example")
+
+    return use
+
+
+def test_every_family_has_a_hook():
+    assert set(FAMILY_HOOKS.values()) <= set(HOOKS)
+    assert len(HOOKS) == len(FAMILY_HOOKS) + 8
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_and_argument_is_documented(hook):
+    docstring = inspect.getdoc(HOOKS[hook]) or ""
+    assert re.search(r"\b[Cc]alled\b|before anything starts", docstring), "it does not say when"
+    arguments = list(inspect.signature(HOOKS[hook]).parameters)
+    for argument in arguments:
+        assert re.search(rf"^    {argument}: \S", docstring, re.MULTILINE), argument
+    assert f"`{hook}({', '.join(arguments)})`" in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("family", "hook"), FAMILY_HOOKS.items())
+def test_the_example_of_a_family_contributes_what_its_protocol_asks_for(family, hook, use_example):
+    manager, info = use_example(hook)
+    assert info.status == "ok", info.cause
+    [(contributed, name)] = info.components
+    assert contributed == family
+    component = manager.catalog.get(family, f"acme-example:{name}")
+    settings = component.settings()
+    if family == "trainer":  # imports a package that the example makes up
+        with pytest.raises(ModuleNotFoundError, match="my_package"):
+            component.build(settings, None)
+        return
+    built = component.build(settings, None)
+    if built is not ...:
+        assert isinstance(built, getattr(protocols, family.capitalize()))
+
+
+def test_the_example_of_presets(use_example):
+    manager, info = use_example("forge_presets")
+    assert info.status == "ok", info.cause
+    path = manager.catalog.preset("mine").path
+    assert path == Path(sys.modules["acme_example"].__file__).parent / "presets" / "mine.yaml"
+
+
+EPISODE = Episode(Task("t", "1+1="), turns=[], reward=7.0)
+RECORD = StepRecord(
+    step=4, stage="s", stage_step=4, stage_steps=9, metrics={"loss": 1e9}, timing={}
+)
+SUMMARY = Summary(
+    outcome="finished", exit_code=0, message="", folder=Path("runs/x"), steps=4, seconds=1.0
+)
+CALLS: dict[str, tuple[dict[str, Any], type[Exception] | None, str]] = {
+    # hook -> its arguments, what the example raises, what it prints
+    "forge_config_resolved": ({"config": SimpleNamespace(name="forbidden")}, ConfigError, ""),
+    "forge_run_started": (
+        {"run": RunInfo(name="x", folder=Path("runs/x"), stages=())},
+        None,
+        "runs/x\n",
+    ),
+    "forge_episode_finished": ({"episode": EPISODE}, None, ""),
+    "forge_step_finished": ({"record": RECORD}, RunFailed, ""),
+    "forge_checkpoint_saved": ({"folder": Path("step_4"), "step": 4}, None, "4 step_4\n"),
+    "forge_run_finished": ({"summary": SUMMARY}, None, "finished\n"),
+}
+
+
+@pytest.mark.parametrize("hook", CALLS)
+def test_the_example_of_a_lifecycle_hook(hook, use_example, capsys):
+    arguments, raises, prints = CALLS[hook]
+    manager, info = use_example(hook)
+    assert info.status == "ok", info.cause
+    if raises:
+        with pytest.raises(raises):
+            getattr(manager.hook, hook)(**arguments)
+    else:
+        getattr(manager.hook, hook)(**arguments)
+    assert capsys.readouterr().out == prints
+    if hook == "forge_episode_finished":
+        assert arguments["episode"].reward == 1.0
+
+
+def test_the_example_of_addhooks(use_example):
+    manager, info = use_example("forge_addhooks")
+    assert info.status == "ok", info.cause
+    assert manager.hook.forge_judges() == []
+
+
+def test_every_hook_has_its_example_run():
+    assert set(HOOKS) == {*FAMILY_HOOKS.values(), *CALLS, "forge_presets", "forge_addhooks"}

@@ -33,6 +33,13 @@ class ArithmeticSettings(Settings):
     size: int | None = Field(
         None, ge=1, description="that many problems, chosen at random; null: all"
     )
+    forgotten_carry: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the sums with a carry out of the units whose demonstration (the "
+        "response, never the answer) forgets it: an imperfect teacher, for RL to surpass",
+    )
     template: str = Field("{a}{op}{b}=", description="of the prompt; takes a, op and b")
 
     @model_validator(mode="after")
@@ -74,11 +81,19 @@ class Arithmetic:
 
     def __getitem__(self, index: int) -> Task:
         a, op, b = self._problems[index]
+        result = OPERATIONS[op](a, b)
         return Task(
             id=f"{a}{op}{b}",
             prompt=self.settings.template.format(a=a, op=op, b=b),
-            answer=str(OPERATIONS[op](a, b)),
+            answer=str(result),
+            response=str(result - 10) if self._forgets(a, op, b) else str(result),
         )
+
+    def _forgets(self, a: int, op: str, b: int) -> bool:
+        if op != "+" or a % 10 + b % 10 < 10:
+            return False
+        chance = derive_seed(self.settings.split_seed, "demonstration", a, b) / 2**63
+        return chance < self.settings.forgotten_carry
 
 
 def build(settings: ArithmeticSettings, context: BuildContext) -> Arithmetic:

@@ -8,6 +8,7 @@ said in one line.
 from __future__ import annotations
 
 import json
+import shutil
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,15 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 """Whole weights; each may also be sharded, with ``<file>.index.json`` naming the parts."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+TOKENIZER_EXTRAS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""What may stand beside them."""
 
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 """Names that transformers itself still folds into ``rope_parameters``."""
@@ -137,6 +147,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         raise DataError(f"tokenizer in {folder}: {_first_line(error)}") from error
     return tokenizer
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the tokenizer's files, byte for byte, from one model folder to another."""
+    for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def _initialize(init: ModelInit, dtype: str, folder: Path, seed: int) -> Path:

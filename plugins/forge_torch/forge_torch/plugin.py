@@ -6,10 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from forge_core import Component, hookimpl
+from forge_torch.trainer_settings import TRAINER
 from forge_torch.transports.components import MEMORY, SHM
 
 if TYPE_CHECKING:
-    from forge_core.protocols import Transport
+    from forge_core.protocols import Trainer, Transport
+
+
+@hookimpl
+def forge_trainers() -> Iterable[Component[Trainer]]:
+    yield TRAINER
 
 
 @hookimpl

@@ -1,0 +1,232 @@
+"""A Hugging Face causal language model that scores packed batches.
+
+Three quick ways and their slow, general ones, chosen once when a model is loaded, by trying:
+
+- packed attention (``attention.py``), or padded rows with an attention mask;
+- the head applied to trained tokens in chunks (``logprobs.py``), or the model's own forward pass,
+  a few sequences at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from forge_core.tensors import attention
+from forge_core.tensors.attention import gather_rows
+from forge_core.tensors.batch import PackedBatch
+from forge_core.tensors.logprobs import CHUNK_BYTES, LogitShape, token_logprobs
+
+_TRIAL_LENGTHS = (7, 4, 5)
+
+
+class CausalLM:
+    """Logprobs of the trained tokens of a packed batch.
+
+    Args:
+        model: any causal language model of transformers; it is kept in evaluation mode, so that
+            the same tokens get the same logprobs in every call.
+        packed: lay sequences end to end. False: pad them and mask the padding.
+
+    A model that cannot be run packed (sliding windows, attention of its own, recurrent layers) is
+    run padded, with a warning; so is one whose packed output differs from its plain one in a trial.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
+        self.model = model.eval()
+        self._shape = _logit_shape(model.config.get_text_config())
+        with torch.no_grad():
+            self.packed = packed and self._try_packed()
+            self.chunked = self._try_head()
+        if packed and not self.packed:
+            warnings.warn(
+                f"{model.config.model_type}: cannot run packed; sequences are padded instead",
+                stacklevel=2,
+            )
+        if not self.chunked:
+            warnings.warn(
+                f"{model.config.model_type}: its logits are not hidden states times a matrix; its "
+                "own forward pass is used, which needs more memory",
+                stacklevel=2,
+            )
+
+    def score(
+        self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logprobs, and entropies if asked for, of the N trained tokens.
+
+        Args:
+            batch: on the model's device.
+            temperature: logits are divided by it.
+            with_entropy: of the next-token distributions, in nats.
+
+        Returns:
+            logprobs [N] and entropies [N] or None, in float32.
+        """
+        if batch.targets.numel() == 0:
+            nothing = torch.zeros(0, device=batch.tokens.device, requires_grad=True)
+            return nothing, nothing.clone() if with_entropy else None
+        if not self.chunked:
+            return self._score_by_forward(batch, temperature, with_entropy)
+        hidden = gather_rows(self._hidden(batch), batch.targets - 1)
+        head = self.model.get_output_embeddings()
+        scale, softcap = self._shape
+        return token_logprobs(
+            hidden,
+            head.weight,
+            batch.tokens[batch.targets],
+            bias=head.bias,
+            shape=LogitShape(scale, softcap, temperature),
+            with_entropy=with_entropy,
+        )
+
+    def _hidden(self, batch: PackedBatch) -> torch.Tensor:
+        """Output of the model below its head. [T, H]"""
+        base = self.model.base_model
+        if not self.packed:
+            tokens, mask = _pad(batch.tokens, batch.lengths)
+            hidden = base(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+            return gather_rows(hidden.flatten(0, 1), mask.flatten().nonzero().squeeze(1))
+        layout = attention.plan(batch.lengths, batch.tokens.device)
+        output = base(
+            input_ids=batch.tokens[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            packed_layout=layout,
+        )
+        packed: torch.Tensor = output.last_hidden_state[0]
+        return packed
+
+    def _score_by_forward(
+        self, batch: PackedBatch, temperature: float, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The general way: whole logits of a few sequences, dropped and computed again."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        most = max(1, CHUNK_BYTES // (4 * vocabulary * max(batch.lengths)))
+        trained = torch.zeros_like(batch.tokens, dtype=torch.bool).index_fill_(0, batch.targets, 1)
+        rows = torch.split(batch.tokens, list(batch.lengths))
+        masks = torch.split(trained, list(batch.lengths))
+        parts = []
+        for start in range(0, len(rows), most):
+            part = slice(start, start + most)
+            if not any(mask.any() for mask in masks[part]):
+                continue
+            tokens, real = _pad(torch.cat(rows[part]), batch.lengths[part])
+            targets, _ = _pad(torch.cat(masks[part]), batch.lengths[part])
+            arguments = (tokens, real, targets, temperature, with_entropy)
+            parts.append(checkpoint(self._forward, *arguments, use_reentrant=False))
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+    def _forward(
+        self,
+        tokens: torch.Tensor,
+        real: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        logits = self.model(input_ids=tokens, attention_mask=real, use_cache=False).logits
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        chosen = targets[:, 1:]
+        log_p = (logits[:, :-1][chosen].to(wide) / temperature).log_softmax(-1)
+        logprobs = log_p.gather(1, tokens[:, 1:][chosen][:, None]).squeeze(1)
+        return logprobs, -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+
+    def _try_packed(self) -> bool:
+        """Whether packed hidden states are those of each sequence by itself."""
+        if not _attends_plainly(self.model.config.get_text_config()):
+            return False
+        own = self.model.config._attn_implementation
+        batch = self._trial()
+        expected = torch.cat(
+            [self._alone(row) for row in torch.split(batch.tokens, list(batch.lengths))]
+        )
+        attention.register()
+        try:
+            self.model.set_attn_implementation(attention.PACKED)
+            self.packed = True
+            fits = _close(self._hidden(batch), expected)
+        except (NotImplementedError, TypeError, ValueError, RuntimeError):
+            fits = False
+        if not fits:
+            self.model.set_attn_implementation(own)
+        return fits
+
+    def _alone(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.model.base_model(
+            input_ids=tokens[None], use_cache=False
+        ).last_hidden_state[0]
+        return hidden
+
+    def _try_head(self) -> bool:
+        """Whether the head, as we apply it, gives the model's own logits."""
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear) or self.model.base_model is self.model:
+            return False
+        batch = self._trial()
+        tokens, mask = _pad(batch.tokens, batch.lengths)
+        extras: dict[str, Any] = {"attention_mask": mask}
+        if self.packed:
+            tokens = batch.tokens[None]
+            extras = {"position_ids": batch.positions[None]}
+            extras["packed_layout"] = attention.plan(batch.lengths, tokens.device)
+        expected = self.model(input_ids=tokens, use_cache=False, **extras).logits
+        expected = expected[0] if self.packed else expected[mask]
+        scale, softcap = self._shape
+        logits = head(self._hidden(batch)) * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return _close(logits, expected)
+
+    def _trial(self) -> PackedBatch:
+        """A small batch of random tokens."""
+        from forge_core.tensors.batch import pack
+        from forge_core.types import TrainSequence
+
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = self.model.config.get_text_config().vocab_size
+        rows = [
+            torch.randint(vocabulary, (length,), generator=generator).tolist()
+            for length in _TRIAL_LENGTHS
+        ]
+        return pack([TrainSequence(row, [False] * len(row)) for row in rows], self.model.device)
+
+
+def _logit_shape(config: Any) -> tuple[float, float | None]:
+    """Scale and soft cap of the logits as the model's config names them."""
+    scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+    scale /= getattr(config, "logits_scaling", None) or 1.0  # Granite
+    return scale, getattr(config, "final_logit_softcapping", None)  # Gemma
+
+
+def _attends_plainly(config: Any) -> bool:
+    """Whether every layer attends to all tokens before; short trials cannot tell."""
+    layers = getattr(config, "layer_types", None)
+    if layers:
+        return set(layers) == {"full_attention"}
+    windowed = getattr(config, "use_sliding_window", True) and getattr(
+        config, "sliding_window", None
+    )
+    return not windowed and getattr(config, "attention_chunk_size", None) is None
+
+
+def _pad(tokens: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows padded at their end with zeros, and the mask of what is real. [S, L] each"""
+    rows = torch.nn.utils.rnn.pad_sequence(
+        list(torch.split(tokens, list(lengths))), batch_first=True
+    )
+    places = torch.arange(rows.shape[1], device=tokens.device)
+    return rows, places < torch.tensor(lengths, device=tokens.device)[:, None]
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal but for rounding: within 30 units of the type's precision, relative to the largest."""
+    largest = float(expected.abs().max())
+    tolerance = max(1e-5, 30 * torch.finfo(expected.dtype).eps) * largest
+    return bool((actual - expected).abs().max() <= tolerance)

@@ -1,0 +1,250 @@
+"""The trainer ``torch``: one process, any Hugging Face causal language model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from forge_core import (
+    BuildContext,
+    RunFailed,
+    StepResult,
+    TrainSequence,
+    UsageError,
+    WeightManifest,
+)
+from forge_core.models.folder import copy_tokenizer, load_model
+from forge_core.models.weights import named_weights
+from forge_core.protocols import Loss, Transport
+from forge_core.tensors.batch import pack
+from forge_core.tensors.causal_lm import CausalLM
+from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
+from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
+from forge_core.tensors.mismatch import add_mismatch
+from forge_torch.trainer.optimizer import learning_rate, make_optimizer, total_steps
+from forge_torch.trainer_settings import TorchTrainerSettings
+
+STATE_FILE = "trainer_state.pt"
+"""Optimizer moments, steps done and random number generators, beside the weights."""
+
+
+class TorchTrainer:
+    """Implements ``forge_core.protocols.Trainer``.
+
+    The model stays in evaluation mode (no dropout), so that the logprobs it trains on are those the
+    sampler's model would give. A step in which the loss counts nothing (no trained token at all)
+    changes neither weights nor optimizer; it still is a step of the schedule.
+
+    Raises:
+        UsageError: something is asked for that this trainer does not do.
+        DataError: the model folder cannot be loaded.
+    """
+
+    def __init__(self, settings: TorchTrainerSettings, context: BuildContext) -> None:
+        if context.distributed.strategy != "none" or context.world_size > 1:
+            raise UsageError(
+                f"distributed.strategy: trainer torch runs in one process and does not do "
+                f"{context.distributed.strategy!r} over {context.world_size}; trainer titan does"
+            )
+        if context.training.schedule != "constant":
+            total_steps(context.training)
+        if context.model.path is None:
+            raise UsageError("model.path: trainer torch needs a model folder")
+        self.settings = settings
+        self.training = context.training
+        self.folder = context.model.path
+        self.device = _device(settings.device)
+        self.steps_done = 0
+        self._mixed = context.distributed.precision == "bf16"
+        self._loss: Loss | None = context.loss.build(context) if context.loss else None
+        self._transport: Transport | None = (
+            context.transport.build(context) if context.transport else None
+        )
+        torch.manual_seed(context.seed)
+        model = load_model(self.folder, context.model.dtype, self.device)
+        self.policy = CausalLM(model, packed=settings.packed)
+        if settings.gradient_checkpointing:
+            _checkpoint_layers(model)
+        self.optimizer = make_optimizer(model, self.training)
+        self.reference: CausalLM | None = None
+
+    async def train_step(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float = 1.0
+    ) -> StepResult:
+        if self._loss is None:
+            raise UsageError("loss.use: trainer torch was built without a loss and cannot train")
+        with_entropy = "entropy" in self._loss.needs
+        losses, metrics = LossSums(), MetricSums(self.device)
+        tokens = trained_tokens = 0
+        rate = learning_rate(self.training, self.steps_done)
+        try:
+            for sequences in self._split(micro_batches):
+                batch = pack(sequences, self.device)
+                with self._precision():
+                    logprobs, entropy = self.policy.score(
+                        batch, temperature=temperature, with_entropy=with_entropy
+                    )
+                output = run_loss(self._loss, logprobs, batch.loss_batch, entropy)
+                if output.sum.requires_grad:
+                    torch.autograd.backward(output.sum)
+                losses.add(output, logprobs, batch.loss_batch)
+                metrics.add_all(output.metrics)
+                sampler = batch.loss_batch.fields.get(SAMPLER_LOGPROBS)
+                if sampler is not None:
+                    add_mismatch(metrics, logprobs, sampler)
+                tokens += batch.tokens.numel()
+                trained_tokens += batch.targets.numel()
+            norm = self._update(losses, rate)
+        finally:
+            self.optimizer.zero_grad()
+        self.steps_done += 1
+        return StepResult(
+            loss=losses.total / losses.count if losses.count else 0.0,
+            grad_norm=norm,
+            learning_rate=rate,
+            tokens=tokens,
+            trained_tokens=trained_tokens,
+            metrics=metrics.means(),
+        )
+
+    async def logprobs(
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        model = self.reference if reference else self.policy
+        if model is None:
+            raise UsageError("logprobs of the reference were asked for before hold_reference")
+        rows: list[list[float]] = []
+        for part in self._split([sequences]):
+            batch = pack([TrainSequence(s.tokens, s.loss_mask) for s in part], self.device)
+            with torch.no_grad(), self._precision():
+                values, _ = model.score(batch, temperature=temperature)
+            whole = torch.zeros(batch.tokens.numel(), device=self.device)
+            whole[batch.targets] = values.float()
+            rows += [row.tolist() for row in torch.split(whole, list(batch.lengths))]
+        return rows
+
+    async def hold_reference(self) -> None:
+        self.reference = copy.deepcopy(self.policy)
+        self.reference.model.requires_grad_(False)
+
+    async def publish(self, version: int) -> WeightManifest:
+        if self._transport is None:
+            raise UsageError("transport.use: trainer torch was built without a transport")
+        return await self._transport.publish(version, named_weights(self.policy.model).items())
+
+    async def save(self, folder: Path) -> None:
+        self.policy.model.save_pretrained(folder)
+        copy_tokenizer(self.folder, folder)
+        state = {
+            "steps_done": self.steps_done,
+            "optimizer": self.optimizer.state_dict(),
+            "cpu_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
+        }
+        torch.save(state, folder / STATE_FILE)
+
+    async def load(self, folder: Path) -> None:
+        saved = load_model(folder, self.policy.model.dtype, self.device)
+        self.policy.model.load_state_dict(saved.state_dict())
+        state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps_done = state["steps_done"]
+        torch.set_rng_state(state["cpu_rng"])
+        if state["cuda_rng"] and self.device.type == "cuda":
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.close()
+
+    def _update(self, losses: LossSums, rate: float) -> float:
+        """Turn the gradient of the summed loss into that of its mean, clip it and step.
+
+        Returns:
+            norm of the whole gradient before clipping.
+
+        Raises:
+            RunFailed: something is not finite; weights and optimizer are left as they were.
+        """
+        gradients = [p.grad for p in self.policy.model.parameters() if p.grad is not None]
+        if trouble := losses.trouble():
+            raise self._failed(trouble)
+        if not losses.count or not gradients:
+            return 0.0
+        norms = torch._foreach_norm(gradients, dtype=torch.float32)
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) / losses.count
+        if not math.isfinite(norm):
+            mean = losses.total / losses.count
+            raise self._failed(f"{self._first_bad_gradient()} (the loss is finite: {mean:g})")
+        scale = 1 / losses.count
+        limit = self.training.max_grad_norm
+        if limit is not None and norm > limit:
+            scale *= limit / norm
+        torch._foreach_mul_(gradients, scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return norm
+
+    def _failed(self, trouble: str) -> RunFailed:
+        return RunFailed(
+            f"step {self.steps_done + 1}: {trouble}; the weights are as they were before it",
+            component="trainer torch",
+        )
+
+    def _first_bad_gradient(self) -> str:
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                return f"the gradient of {name} is not finite"
+        return "the norm of the gradient overflows"
+
+    def _split(
+        self, micro_batches: Sequence[Sequence[TrainSequence]]
+    ) -> Iterator[list[TrainSequence]]:
+        """Micro-batches of at most the tokens allowed, in order; empty ones are left out."""
+        limit = self.settings.max_tokens_per_micro_batch or math.inf
+        for sequences in micro_batches:
+            part: list[TrainSequence] = []
+            used = 0
+            for sequence in sequences:
+                length = len(sequence.tokens)
+                if part and used + length > limit:
+                    yield part
+                    part, used = [], 0
+                part.append(sequence)
+                used += length
+            if part:
+                yield part
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed)
+
+
+def _device(name: str) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise UsageError("trainer.device: cuda is asked for and this machine has none")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Turn gradient checkpointing on without turning dropout on.
+
+    Transformers checkpoints a layer only in training mode, so the layers' own flag is set, and not
+    that of what is in them.
+    """
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -11,10 +11,14 @@ import os
 import struct
 import sys
 import types
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+from forge_core.types import RewardSample, Task
 
 LENGTH = struct.Struct("<Q")
 """Length of the frame that follows, in bytes."""
@@ -24,6 +28,22 @@ RECORD = struct.Struct("<dI")
 
 MESSAGE_LIMIT = 500
 """Most characters of a failure's message; a record must stay below PIPE_BUF (4096 bytes)."""
+
+
+_TASK_FIELDS = attrgetter(*(field.name for field in fields(Task)))
+_SAMPLE_FIELDS = attrgetter(*(field.name for field in fields(RewardSample) if field.name != "task"))
+
+PackedSample = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""A sample without its classes: pickling frozen dataclasses takes twenty times as long."""
+
+
+def pack(sample: RewardSample) -> PackedSample:
+    return _TASK_FIELDS(sample.task), _SAMPLE_FIELDS(sample)
+
+
+def unpack(packed: PackedSample) -> RewardSample:
+    task, rest = packed
+    return RewardSample(Task(*task), *rest)
 
 
 def dumps(value: object) -> bytes:

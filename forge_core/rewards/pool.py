@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
 from forge_core.errors import RunFailed, UsageError
-from forge_core.rewards.frames import dumps
+from forge_core.rewards.frames import dumps, pack
 from forge_core.rewards.process import ProcessLost, Result, RewardProcess
 from forge_core.types import Episode, RewardSample
 from forge_core.watchdog import EventSink, Watchdog, caller
@@ -281,7 +281,7 @@ class _Call:
 
     def batch(self, units: Sequence[_Unit]) -> bytes:
         """The units and the samples they need, as the worker reads them."""
-        needed = {index: self.samples[index] for _, index in units}
+        needed = {index: pack(self.samples[index]) for _, index in units}
         return dumps((needed, units))
 
     def of(self, part: str) -> list[Result]:

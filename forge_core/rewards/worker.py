@@ -20,7 +20,7 @@ from typing import NoReturn
 from forge_core.component import BuildContext, Selection
 from forge_core.errors import ForgeError
 from forge_core.protocols import Reward
-from forge_core.rewards.frames import MESSAGE_LIMIT, RECORD, dumps, frame, read_frame
+from forge_core.rewards.frames import MESSAGE_LIMIT, RECORD, dumps, frame, read_frame, unpack
 from forge_core.types import RewardSample
 
 ACKNOWLEDGED = RECORD.pack(0.0, 0)
@@ -90,7 +90,8 @@ def _serve(commands: int, results: int) -> None:
         return
     _write(results, frame(dumps(None)))
     while (batch := read_frame(commands)) is not None:
-        samples, units = pickle.loads(batch)
+        packed, units = pickle.loads(batch)
+        samples = {index: unpack(sample) for index, sample in packed.items()}
         os.write(results, ACKNOWLEDGED)
         for part, index in units:
             os.write(results, _judge(rewards[part], samples[index]))

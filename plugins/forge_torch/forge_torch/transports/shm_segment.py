@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,7 +22,7 @@ from forge_core import RunFailed
 _MAP = mmap.MAP_SHARED | mmap.MAP_POPULATE
 
 
-def try_lock(file: BinaryIO, kind: int) -> bool:
+def try_lock(file: BinaryIO | int, kind: int) -> bool:
     """Take a lock (``LOCK_SH`` or ``LOCK_EX``) unless somebody's is in the way."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -35,8 +36,9 @@ class SegmentWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("r+b" if path.exists() else "x+b")
-        self.size = os.fstat(self._file.fileno()).st_size
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        weakref.finalize(self, os.close, self._file)
+        self.size = os.fstat(self._file).st_size
         self.bytes = self._mapped()
 
     def try_lock(self) -> bool:
@@ -57,7 +59,7 @@ class SegmentWriter:
             return
         for wanted in (max(size, self.size * 3 // 2), size):
             try:
-                os.posix_fallocate(self._file.fileno(), self.size, wanted - self.size)
+                os.posix_fallocate(self._file, self.size, wanted - self.size)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -76,16 +78,14 @@ class SegmentWriter:
     def trim(self, size: int) -> None:
         """Give back what ``reserve`` took too much of."""
         if 0 < size < self.size:
-            os.ftruncate(self._file.fileno(), size)
+            os.ftruncate(self._file, size)
             self.size = size
 
     def _mapped(self) -> torch.Tensor:
         if not self.size:
             return torch.empty(0, dtype=torch.uint8)
         # Populated at once: a page fault for each 4 KiB would cost more than the copy.
-        return torch.frombuffer(
-            mmap.mmap(self._file.fileno(), self.size, flags=_MAP), dtype=torch.uint8
-        )
+        return torch.frombuffer(mmap.mmap(self._file, self.size, flags=_MAP), dtype=torch.uint8)
 
 
 class SegmentReader:

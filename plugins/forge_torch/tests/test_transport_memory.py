@@ -1,0 +1,78 @@
+"""Transport ``memory``."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from forge_core import Selection
+from forge_core.protocols import Transport
+from forge_core.testing.conformance.transport import TransportConformance
+from forge_torch.transports import memory
+from forge_torch.transports.components import MEMORY, MemorySettings
+from forge_torch.transports.memory import SPARE_COPIES, MemoryTransport
+
+
+class TestMemory(TransportConformance):
+    @pytest.fixture
+    def selection(self) -> Selection[Transport]:
+        return Selection(family="transport", component=MEMORY, settings=MemorySettings())
+
+
+async def addresses(end: Transport, version: int) -> set[int]:
+    return {tensor.data_ptr() async for _, tensor in end.fetch(version)}
+
+
+async def test_fetch_copies_nothing_and_buffers_are_used_again() -> None:
+    end = MemoryTransport("buffers")
+    weights = [("w", torch.ones(1000)), ("v", torch.ones(10))]
+    seen = []
+    for version in range(6):
+        await end.publish(version, weights)
+        assert await addresses(end, version) == await addresses(end, version)
+        seen.append(await addresses(end, version))
+        await end.drop(version - 1)
+    assert seen[0] == seen[2] == seen[4]
+    assert seen[1] == seen[3] == seen[5]
+    await end.close()
+
+
+async def test_kept_buffers_are_bounded() -> None:
+    end = MemoryTransport("bounded")
+    for version in range(8):
+        await end.publish(version, [("w", torch.ones(10))])
+    for version in range(8):
+        await end.drop(version)
+    assert len(memory._channels["bounded"].spare) == SPARE_COPIES
+    await end.close()
+
+
+async def test_closing_the_last_end_frees_the_memory() -> None:
+    first, second = MemoryTransport("freed"), MemoryTransport("freed")
+    await first.publish(0, [("w", torch.ones(10))])
+    async for _, tensor in second.fetch(0):
+        held = weakref.ref(tensor)
+    del tensor
+    await first.close()
+    assert "freed" in memory._channels
+    await second.close()
+    gc.collect()
+    assert "freed" not in memory._channels
+    assert held() is None
+
+
+async def test_a_closed_end_says_so() -> None:
+    end = MemoryTransport("closed")
+    await end.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await end.versions()
+
+
+async def test_a_name_that_comes_twice_is_refused() -> None:
+    end = MemoryTransport("twice")
+    with pytest.raises(ValueError, match="'w' is published twice"):
+        await end.publish(0, [("w", torch.ones(1)), ("w", torch.ones(1))])
+    await end.close()

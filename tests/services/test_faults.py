@@ -1,0 +1,218 @@
+"""Deaths, retries, restarts, and the end of a service."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from forge_core import FanoutError, ReplicaDied, RunFailed, UsageError
+from forge_core.services import Health
+
+
+async def until(condition):
+    async with asyncio.timeout(3):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def kinds(site):
+    return [kind for kind, _ in site.events]
+
+
+async def test_a_call_on_a_dying_replica_is_made_again_on_another(site, start):
+    policy = await start(replicas=2)
+    assert await policy.die.route(0) == 1
+    assert policy.metrics()["retries"] == 1
+    assert policy.status().replicas[0].health == Health.RECOVERING
+    assert policy.status().replicas[0].cause == "out of memory"
+    await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert [await policy.index.route(), await policy.index.fanout()] == [0, [0, 1]]
+    assert kinds(site) == ["replica_died", "replica_restarted"]
+    assert site.events[0][1] == "policy: replica 0 died: out of memory"
+    assert site.journal == ["close 0"]  # the dead one was closed, too
+
+
+async def test_calls_in_flight_move_when_only_the_runtime_notices_the_death(site, start):
+    policy = await start(replicas=2)
+    calls = [asyncio.ensure_future(policy.held.route()) for _ in range(4)]
+    await until(lambda: len(site.journal) == 4)
+    site.workers[1].gate.set()
+    site.replicas[0].kill("kill -9")
+    assert await asyncio.gather(*calls) == [1, 1, 1, 1]
+    assert policy.metrics()["in_flight"] == 0
+
+
+async def test_a_timeout_inside_a_component_is_not_taken_for_a_death(site, start):
+    policy = await start()
+    site.workers[0].index = lambda: (_ for _ in ()).throw(TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        await policy.index.route()
+    assert policy.status().health == Health.HEALTHY
+
+
+async def test_a_request_that_kills_every_replica_fails_after_the_tries(site, start):
+    policy = await start(replicas=3, tries=2)
+    with pytest.raises(RunFailed) as caught:
+        await policy.die.route()
+    assert str(caught.value) == (
+        "generator worker (replica 1): died in die() on each of 2 tries: out of memory"
+    )
+    assert caught.value.replica == 1
+    assert policy.metrics()["retries"] == 1
+    assert await policy.index.route() == 2
+
+
+async def test_without_retry_a_death_fails_the_service_and_nothing_restarts(site, start):
+    trainer = await start(retry=False)
+    with pytest.raises(RunFailed, match=r"generator worker \(replica 0\): died in die\(\): out of"):
+        await trainer.die.route()
+    with pytest.raises(RunFailed, match=r"no replica is left \(replica 0: out of memory\)"):
+        await trainer.index.route()
+    assert len(site.workers) == 1
+    assert kinds(site) == ["replica_died", "replica_lost", "service_failed"]
+    assert trainer.status().health == Health.UNHEALTHY
+
+
+async def test_a_fanout_is_not_retried_and_names_the_dead(start):
+    policy = await start(replicas=3)
+    with pytest.raises(FanoutError, match="1 of 3 replicas: replica 2: ReplicaDied: out of memory"):
+        await policy.die.fanout(2)
+    assert await policy.index.fanout() == [0, 1]
+
+
+async def test_restarts_are_bounded_and_the_service_goes_on_with_the_rest(site, start):
+    policy = await start(replicas=2, restarts=2)
+    site.unbuildable = {0}
+    assert await policy.die.route(0) == 1
+    await until(lambda: policy.status().replicas[0].health == Health.UNHEALTHY)
+    assert kinds(site) == [
+        "replica_died",
+        "replica_restart_failed",
+        "replica_restart_failed",
+        "replica_lost",
+    ]
+    assert policy.status().replicas[0].cause == ("restart failed: OSError: no space left on device")
+    assert await policy.index.fanout() == [1]
+    assert policy.status().health == Health.HEALTHY
+
+
+async def test_when_restarts_are_exhausted_everyone_gets_one_clear_error(site, start):
+    policy = await start(replicas=2, restarts=1)
+    site.unbuildable = {0, 1}
+    calls = [asyncio.ensure_future(policy.die.route()) for _ in range(5)]
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, RunFailed)
+    with pytest.raises(RunFailed, match="no replica is left") as caught:
+        await policy.index.route()
+    assert "replica 0: restart failed: OSError: no space left on device" in str(caught.value)
+    assert "replica 1: restart failed" in str(caught.value)
+    assert kinds(site).count("service_failed") == 1
+
+
+async def test_nothing_healthy_within_the_limit_fails_the_service(site, start):
+    policy = await start(outage_limit=0.05)
+    site.spawn_gate.clear()
+    with pytest.raises(RunFailed, match=r"no healthy replica for 0\.05 s \(replica 0: out of"):
+        await policy.die.route()
+    with pytest.raises(RunFailed, match="no healthy replica"):
+        await policy.index.fanout()
+
+
+async def test_calls_wait_out_a_short_outage(site, start):
+    policy = await start()
+    site.spawn_gate.clear()
+    site.replicas[0].kill("kill -9")
+    await until(lambda: policy.status().health == Health.RECOVERING)
+    routed = asyncio.ensure_future(policy.index.route())
+    fanned = asyncio.ensure_future(policy.index.fanout())
+    await asyncio.sleep(0.01)
+    assert not routed.done()
+    site.spawn_gate.set()
+    assert await routed == 0
+    assert await fanned == [0]
+
+
+async def test_a_failing_start_stops_what_was_started(site, start):
+    site.unbuildable = {1}
+    with pytest.raises(RunFailed) as caught:
+        await start(replicas=3)
+    assert str(caught.value) == (
+        "generator worker (replica 1): could not be built: OSError: no space left on device"
+    )
+    assert sorted(site.journal) == ["close 0", "close 2"]
+
+
+async def test_the_local_runtime_refuses_more_processes_and_names_the_one_that_can(start):
+    with pytest.raises(UsageError, match="not 4; use runtime 'monarch' for more"):
+        await start(procs=4)
+
+
+async def test_close_stops_everything_once_and_may_be_called_again(site, start):
+    policy = await start(replicas=2)
+    before = len(asyncio.all_tasks())
+    running = asyncio.ensure_future(policy.held.route())
+    await until(lambda: site.journal)
+    await asyncio.gather(policy.close(), policy.close())
+    await policy.close()
+    assert sorted(site.journal) == ["call 0", "close 0", "close 1"]
+    with pytest.raises(RunFailed, match="service 'policy' is closed"):
+        await running
+    assert policy.status().health == Health.STOPPED
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) < before  # the two watchers are gone
+
+
+async def test_close_in_the_middle_of_a_recovery(site, start):
+    policy = await start()
+    site.spawn_gate.clear()
+    site.replicas[0].kill("kill -9")
+    await until(lambda: policy.status().health == Health.RECOVERING)
+    await policy.close()
+    site.spawn_gate.set()
+    await asyncio.sleep(0.01)
+    assert len(site.workers) == 1
+    assert kinds(site) == ["replica_died"]
+
+
+async def test_close_does_not_wait_for_a_replica_that_will_not_stop(site, start):
+    policy = await start(replicas=2, stop_limit=0.05)
+    site.stop_seconds = 30.0
+    started = time.monotonic()
+    await policy.close()
+    assert time.monotonic() - started < 1.0
+    assert site.events[-1] == ("close_failed", "policy: replica 1 did not stop within 0.05 s")
+
+
+async def test_health_and_metrics_of_a_fresh_service(start):
+    policy = await start(replicas=2)
+    status = policy.status()
+    assert status.health == Health.HEALTHY
+    assert [(replica.index, replica.health, replica.restarts) for replica in status.replicas] == [
+        (0, Health.HEALTHY, 0),
+        (1, Health.HEALTHY, 0),
+    ]
+    assert await policy.index.route() == 0
+    metrics = policy.metrics()
+    assert metrics["requests"] == 1
+    assert metrics["latency_mean"] > 0
+
+
+async def test_a_hook_raising_costs_a_restart_and_the_next_attempt_may_pass(site, start):
+    policy = await start(restarts=2)
+    seen = []
+
+    async def hook(replica):
+        seen.append(await replica.call("index"))
+        if len(seen) == 1:
+            raise ReplicaDied("again")
+
+    policy.on_restart("probe", hook)
+    assert await policy.index.route() == 0
+    assert seen == []  # only for those that restart
+    site.replicas[0].kill("kill -9")
+    await until(lambda: policy.status().replicas[0].restarts == 2)
+    assert await policy.index.route() == 0
+    assert seen == [0, 0]
+    assert kinds(site) == ["replica_died", "replica_restart_failed", "replica_restarted"]

@@ -1,0 +1,188 @@
+"""Which replica a call goes to, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from forge_core import FanoutError, ReplicaDied, RunFailed
+
+
+async def calls_in_flight(site, count):
+    """Wait until that many calls of ``held`` have begun."""
+    async with asyncio.timeout(2):
+        while len(site.journal) < count:
+            await asyncio.sleep(0)
+
+
+async def test_route_takes_the_least_loaded_and_breaks_ties_by_index(site, start):
+    policy = await start(replicas=3)
+    pending = [asyncio.ensure_future(policy.held.route()) for _ in range(4)]
+    await calls_in_flight(site, 4)
+    assert site.journal == ["call 0", "call 1", "call 2", "call 0"]
+    site.workers[2].gate.set()
+    await pending[2]
+    assert await policy.index.route() == 2  # it is idle, 0 has two, 1 has one
+    for worker in site.workers:
+        worker.gate.set()
+    assert await asyncio.gather(*pending) == [0, 1, 2, 0]
+
+
+async def test_idle_replicas_are_chosen_in_the_same_order_on_every_run(start):
+    policy = await start(replicas=3)
+    assert [await policy.index.route() for _ in range(5)] == [0] * 5
+
+
+async def test_calls_beyond_the_concurrency_wait_in_order_of_arrival(site, start):
+    policy = await start(concurrency=2)
+    finished = []
+
+    async def call(number):
+        await policy.held.route()
+        finished.append(number)
+
+    pending = [asyncio.ensure_future(call(number)) for number in range(5)]
+    await calls_in_flight(site, 2)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(site.journal) == 2
+    metrics = policy.metrics()
+    assert metrics["in_flight"] == 2
+    assert metrics["queued"] == 3
+    site.workers[0].gate.set()
+    await asyncio.gather(*pending)
+    assert finished == [0, 1, 2, 3, 4]
+    assert policy.metrics()["queue_wait_mean"] > 0
+
+
+async def test_a_call_cancelled_in_the_queue_or_in_flight_gives_its_place_back(site, start):
+    policy = await start(concurrency=1)
+    running = asyncio.ensure_future(policy.held.route())
+    queued = asyncio.ensure_future(policy.held.route())
+    third = asyncio.ensure_future(policy.index.route())
+    await calls_in_flight(site, 1)
+    queued.cancel()
+    running.cancel()
+    assert await third == 0
+    assert running.cancelled()
+    assert queued.cancelled()
+    assert policy.metrics()["in_flight"] == 0
+    assert len(site.journal) == 1
+
+
+async def test_fanout_returns_results_in_the_order_of_replicas(start):
+    policy = await start(replicas=3)
+    assert await policy.index.fanout() == [0, 1, 2]
+
+
+async def test_fanout_does_not_queue_behind_routed_calls(site, start):
+    policy = await start(replicas=2, concurrency=1)
+    pending = [asyncio.ensure_future(policy.held.route()) for _ in range(6)]
+    await calls_in_flight(site, 2)
+    assert await policy.index.fanout() == [0, 1]
+    for worker in site.workers:
+        worker.gate.set()
+    await asyncio.gather(*pending)
+
+
+async def test_a_partial_fanout_names_each_replica_that_failed(start):
+    policy = await start(replicas=4)
+    with pytest.raises(FanoutError) as caught:
+        await policy.fail.fanout(1, 3)
+    assert str(caught.value) == (
+        "policy.fail failed on 2 of 4 replicas: replica 1: ValueError: no good on 1; "
+        "replica 3: ValueError: no good on 3"
+    )
+    assert set(caught.value.failures) == {1, 3}
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_an_exception_reaches_the_caller_and_the_replica_lives_on(site, start):
+    policy = await start()
+    with pytest.raises(ValueError, match="no good on 0") as caught:
+        await policy.fail.route(0)
+    assert "in fail() on replica 0" in caught.value.__notes__
+    assert await policy.index.route() == 0
+    assert len(site.workers) == 1
+    assert policy.metrics()["errors"] == 1
+
+
+async def test_a_session_stays_on_one_replica_whatever_its_load(site, start):
+    policy = await start(replicas=2)
+    async with policy.session() as first:
+        pending = [asyncio.ensure_future(policy.held.route()) for _ in range(3)]
+        await calls_in_flight(site, 3)
+        assert site.journal == [f"call {first}"] * 3
+        site.workers[first].gate.set()
+        assert await asyncio.gather(*pending) == [first] * 3
+    assert await policy.index.fanout() == [0, 1]
+
+
+async def test_sessions_spread_over_replicas_also_before_their_first_call(start):
+    policy = await start(replicas=3)
+    everyone = asyncio.Barrier(6)
+
+    async def converse():
+        async with policy.session() as replica:
+            await everyone.wait()
+            assert await policy.index.route() == replica
+            return replica
+
+    assert sorted(await asyncio.gather(*(converse() for _ in range(6)))) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_a_full_session_replica_does_not_hold_up_the_others(site, start):
+    policy = await start(replicas=2, concurrency=1)
+    async with policy.session() as mine:
+        blocked = [asyncio.ensure_future(policy.held.route()) for _ in range(2)]
+        await calls_in_flight(site, 1)
+    assert await policy.index.route() == 1 - mine
+    site.workers[mine].gate.set()
+    assert await asyncio.gather(*blocked) == [mine, mine]
+
+
+async def test_a_session_whose_replica_dies_says_so_and_does_not_move(site, start):
+    policy = await start(replicas=2)
+    async with policy.session() as mine:
+        with pytest.raises(ReplicaDied, match=f"the session of 'policy' was on replica {mine}"):
+            await policy.die.route()
+        with pytest.raises(ReplicaDied, match="out of memory; begin the session anew"):
+            await policy.index.route()
+    assert await policy.index.route() == 1 - mine
+
+
+async def test_a_session_call_in_the_queue_hears_of_the_death(site, start):
+    policy = await start(concurrency=1)
+    async with policy.session():
+        calls = [asyncio.ensure_future(policy.held.route()) for _ in range(2)]
+        await calls_in_flight(site, 1)
+        site.replicas[0].kill("kill -9")
+        for call in calls:
+            with pytest.raises(ReplicaDied, match="kill -9"):
+                await call
+
+
+@pytest.mark.parametrize("misuse", ["call", "call_one", "choose"])
+async def test_a_call_without_an_adverb_names_the_adverbs(start, misuse):
+    policy = await start()
+    with pytest.raises(AttributeError, match=r"policy\.index\.route\(\.\.\.\) for one"):
+        getattr(policy.index, misuse)
+    with pytest.raises(TypeError, match=r"policy\.index\.fanout\(\.\.\.\) for all"):
+        policy.index()
+    with pytest.raises(TypeError, match=r"async with policy\.session\(\)"):
+        await policy.index()
+
+
+async def test_an_unknown_method_is_named(start):
+    policy = await start()
+    with pytest.raises(AttributeError, match="has no method 'genrate'"):
+        await policy.genrate.route()
+
+
+async def test_calls_on_a_closed_service_are_refused(start):
+    policy = await start()
+    await policy.close()
+    for call in (policy.index.route, policy.index.fanout):
+        with pytest.raises(RunFailed, match="service 'policy' is closed"):
+            await call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,19 @@ from forge_core.tested_versions import TESTED_VERSIONS
 
 def levels(findings):
     return {finding.subject: finding.level for finding in findings}
+
+
+def test_the_tested_versions_are_those_that_the_scripts_install():
+    root = Path(__file__).parents[2]
+    lines = (root / "requirements" / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    [torch] = re.findall(
+        r'^TORCH_VERSION="(.*)"$', (root / "scripts" / "common.sh").read_text(), re.M
+    )
+    installed = {**pinned, "torch": torch}
+    both = installed.keys() & TESTED_VERSIONS.keys()
+    assert {"torch", "transformers", "pydantic"} <= both
+    assert {name: TESTED_VERSIONS[name] for name in both} == {n: installed[n] for n in both}
 
 
 def test_a_sound_machine(run_forge_process):

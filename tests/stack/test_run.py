@@ -1,0 +1,163 @@
+"""Whole runs: what they leave behind, that they repeat, and that they go on where they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forge_core import Forge, RunStopped, hookimpl
+
+from .conftest import lines_of, metrics_of
+
+
+def test_two_stages_leave_what_is_promised(small_config: dict[str, Any]) -> None:
+    summary = Forge().run(small_config)
+    assert summary.outcome == "finished"
+    assert summary.exit_code == 0
+    assert summary.steps == 6
+    moments = [(score.stage, score.moment, score.step) for score in summary.evaluations]
+    assert moments == [
+        ("sft", "before", 0),
+        ("sft", "after", 3),
+        ("grpo", "before", 3),
+        ("grpo", "after", 6),
+    ]
+    # The next stage starts from the weights the one before it ended with.
+    assert summary.evaluations[1].score == summary.evaluations[2].score
+    folder = summary.folder
+    rows = metrics_of(folder)
+    assert [(row["step"], row["stage"], row["stage_step"]) for row in rows] == [
+        (1, "sft", 1),
+        (2, "sft", 2),
+        (3, "sft", 3),
+        (4, "grpo", 1),
+        (5, "grpo", 2),
+        (6, "grpo", 3),
+    ]
+    for row in rows[3:]:
+        assert 0 <= row["mismatch/logprob_abs_max"] < 1e-4
+        assert row["staleness/max"] == 0
+        assert row["groups/total"] == 4
+    kinds = [event["kind"] for event in lines_of(folder / "events.jsonl")]
+    assert kinds.count("stage_started") == 2
+    assert kinds.count("evaluation") == 4
+    assert {row["step"] for row in lines_of(folder / "episodes.jsonl")} == {4, 5, 6}
+    lock = yaml.safe_load((folder / "run.lock").read_text())
+    assert lock["plugins"]["grpo"]["status"] == "ok"
+    assert lock["packages"]["torch"]
+    assert (folder / "checkpoints" / "step_6" / "model.safetensors").is_file()
+    assert summary.checkpoint == folder / "checkpoints" / "step_6"
+
+
+def test_the_checkpoint_is_a_hugging_face_model(small_config: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    checkpoint = Forge().run(small_config, ["stages.grpo=null"]).checkpoint
+    assert checkpoint is not None
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    assert model(**tokenizer("1+2=", return_tensors="pt")).logits.shape[-1] >= len(tokenizer)
+
+
+def test_one_seed_gives_one_run(small_config: dict[str, Any]) -> None:
+    first, second = Forge().run(small_config), Forge().run(small_config)
+    assert first.folder != second.folder
+    assert metrics_of(first.folder) == metrics_of(second.folder)
+    other = Forge().run(small_config, ["training.seed=1"])
+    assert metrics_of(other.folder) != metrics_of(first.folder)
+
+
+def test_the_written_config_runs_again_as_it_stands(small_config: dict[str, Any]) -> None:
+    first = Forge().run(small_config)
+    second = Forge().run(first.folder / "config.yaml")
+    assert metrics_of(first.folder) == metrics_of(second.folder)
+    assert (second.folder / "config.yaml").read_text() == (
+        first.folder / "config.yaml"
+    ).read_text()
+
+
+class StopAt:
+    """Stops the run when a step is done, as a plugin may."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hookimpl
+    def forge_step_finished(self, record: Any) -> None:
+        if record.step == self.step:
+            raise RunStopped(f"told to stop at step {self.step}")
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize("stop", [2, 5])
+def test_a_resumed_run_gives_the_same_numbers(
+    small_config: dict[str, Any], stop: int, kl: float
+) -> None:
+    """Stopped in the first stage and in the second, with and without a reference model."""
+    small_config["checkpointing"]["save_interval"] = 1
+    small_config["stages"]["grpo"]["loss"] = {"use": "grpo", "kl_coef": kl}
+    small_config["training"] = {"warmup_steps": 2, "schedule": "cosine"}
+    whole = Forge().run(small_config)
+    with pytest.raises(RunStopped, match=f"stop at step {stop}"):
+        Forge(plugins=[StopAt(stop)]).run(small_config)
+    (folder,) = set(Path(small_config["checkpointing"]["output_dir"]).iterdir()) - {whole.folder}
+    resumed = Forge().run(resume=folder)
+    assert resumed.folder == folder
+    assert resumed.outcome == "finished"
+    assert metrics_of(folder) == metrics_of(whole.folder)
+    names = {path.name for path in (whole.folder / "checkpoints").iterdir()}
+    assert names == {path.name for path in (folder / "checkpoints").iterdir()}
+    weights = "checkpoints/step_6/model.safetensors"
+    assert (folder / weights).read_bytes() == (whole.folder / weights).read_bytes()
+
+
+def test_a_stop_short_of_the_target_says_so(
+    small_config: dict[str, Any], write_config: Any, run_forge: Any
+) -> None:
+    result = run_forge("run", str(write_config(small_config)), app=Forge(plugins=[StopAt(1)]))
+    assert result.exit_code == 3
+    assert "told to stop at step 1" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_a_checkpoint(
+    small_config: dict[str, Any], write_config: Any, run_forge_process: Any, number: int
+) -> None:
+    small_config["stages"]["sft"]["training"]["steps"] = 100_000
+    small_config.pop("eval_dataset")
+    runs = Path(small_config["checkpointing"]["output_dir"])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forge_core", "run", str(write_config(small_config))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size]:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    (folder,) = runs.iterdir()
+    assert f"forge run --resume {folder}" in output
+    (checkpoint,) = (folder / "checkpoints").glob("step_*")
+    done = int(checkpoint.name.removeprefix("step_"))
+    resumed = run_forge_process(
+        "run", "--resume", str(folder), f"stages.sft.training.steps={done + 2}"
+    )
+    assert resumed.exit_code == 0, resumed.stderr
+    assert [row["step"] for row in metrics_of(folder)] == list(range(1, done + 2 + 3 + 1))

@@ -1,0 +1,224 @@
+"""A small world of components whose settings show every way in which a config can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import Field
+
+from forge_core import BuildContext, Component, Preset, Settings, hookimpl
+from forge_core.app import Forge
+from forge_core.config.resolve import RunConfig, resolve
+from forge_core.plugins.catalog import Catalog
+
+
+class TorchGenerator(Settings):
+    """Decoding."""
+
+    max_batch: int = Field(16, ge=1, description="rows decoded together")
+
+
+class RemoteGenerator(Settings):
+    """A server."""
+
+    url: str = Field(description="where the server listens")
+
+
+class TorchTrainer(Settings):
+    """Training."""
+
+    fused: bool = Field(False, description="one kernel for the whole optimizer step")
+
+
+class ShardedTrainer(Settings):
+    """Training over many processes."""
+
+    shards: int = 2
+
+
+class GrpoLoss(Settings):
+    """Clipped ratio."""
+
+    clip: float = Field(0.2, gt=0, description="half width of the ratio's window")
+    aggregate: Literal["tokens", "sequences"] = "tokens"
+
+
+class PpoLoss(Settings):
+    """Another clipped ratio."""
+
+    clip_range: float = 0.1
+
+
+class Nothing(Settings):
+    """No settings."""
+
+
+class Exact(Settings):
+    """Compares text."""
+
+    strip: bool = True
+
+
+class Lines(Settings):
+    """A file of tasks."""
+
+    path: Path = Field(description="the file")
+    fields: dict[str, str] = Field(default_factory=dict, description="field names in the file")
+    splits: list[str] = []
+    scale: int | str | None = None
+
+
+class Sft(Settings):
+    """Imitation."""
+
+    section_defaults: ClassVar[Mapping[str, Any]] = {
+        "loss": {"use": "cross_entropy"},
+        "training": {"batch_size": 8},
+    }
+
+
+class Grpo(Settings):
+    """Groups."""
+
+    section_defaults: ClassVar[Mapping[str, Any]] = {
+        "loss": {"use": "grpo"},
+        "training": {"batch_size": 64},
+    }
+    group_size: int = 8
+
+
+def build(settings: Settings, context: BuildContext) -> Settings:
+    return settings
+
+
+def component(name: str, settings: type[Settings]) -> Component[Any]:
+    return Component(name=name, settings=settings, build=build, summary=f"the {name} one")
+
+
+class World:
+    """Components and presets for these tests."""
+
+    def __init__(self, presets: Sequence[Preset] = ()) -> None:
+        self.presets = presets
+
+    @hookimpl
+    def forge_generators(self) -> Iterator[Component[Any]]:
+        yield component("torch", TorchGenerator)
+        yield component("remote", RemoteGenerator)
+
+    @hookimpl
+    def forge_trainers(self) -> Iterator[Component[Any]]:
+        yield component("torch", TorchTrainer)
+        yield component("sharded", ShardedTrainer)
+
+    @hookimpl
+    def forge_losses(self) -> Iterator[Component[Any]]:
+        yield component("cross_entropy", Nothing)
+        yield component("grpo", GrpoLoss)
+        yield component("ppo", PpoLoss)
+
+    @hookimpl
+    def forge_rewards(self) -> Iterator[Component[Any]]:
+        yield component("exact_match", Exact)
+        yield component("math", Nothing)
+
+    @hookimpl
+    def forge_environments(self) -> Iterator[Component[Any]]:
+        yield component("single_turn", Nothing)
+
+    @hookimpl
+    def forge_transports(self) -> Iterator[Component[Any]]:
+        yield component("memory", Nothing)
+
+    @hookimpl
+    def forge_recipes(self) -> Iterator[Component[Any]]:
+        yield component("sft", Sft)
+        yield component("grpo", Grpo)
+
+    @hookimpl
+    def forge_datasets(self) -> Iterator[Component[Any]]:
+        yield component("lines", Lines)
+
+    @hookimpl
+    def forge_presets(self) -> Iterator[Preset]:
+        yield from self.presets
+
+
+TWO_STAGES = """\
+model:
+  name: tiny
+training:
+  learning_rate: 1e-3
+rewards:
+  exact_match: {}
+stages:
+  sft:
+    recipe: {use: sft}
+    training: {steps: 300}
+  grpo:
+    recipe: {use: grpo, group_size: 4}
+    training: {steps: 200, learning_rate: 5e-4}
+    loss: {clip: 0.3}
+"""
+
+MODEL_PRESET = """\
+model: {dtype: bfloat16}
+sampling: {max_tokens: 99}
+"""
+
+
+@pytest.fixture
+def presets(tmp_path: Path) -> list[Preset]:
+    """A run preset of two stages, and a model preset."""
+    folder = tmp_path / "presets"
+    folder.mkdir()
+    (folder / "two.yaml").write_text(TWO_STAGES)
+    (folder / "model.yaml").write_text(MODEL_PRESET)
+    return [
+        Preset(name="two-stages", path=folder / "two.yaml", summary="SFT, then GRPO"),
+        Preset(name="acme/big", path=folder / "model.yaml", summary="a model", kind="model"),
+    ]
+
+
+@pytest.fixture
+def app(presets: list[Preset]) -> Forge:
+    """The kernel and the world above, nothing else."""
+    return Forge([World(presets)], discover=False)
+
+
+@pytest.fixture
+def catalog(app: Forge) -> Catalog:
+    return app.plugins.catalog
+
+
+@pytest.fixture(scope="session")
+def components() -> Catalog:
+    """The same components without presets, for properties that are tried many times."""
+    return Forge([World()], discover=False).plugins.catalog
+
+
+@pytest.fixture
+def read(catalog: Catalog) -> Callable[..., RunConfig]:
+    """``read(source, *overrides, **environ)``: resolve without this process's environment."""
+
+    def call(source: Any = None, *overrides: str, **environ: str) -> RunConfig:
+        return resolve(catalog, source, overrides, environ=environ)
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """``write("a.yaml", text)``: a file in the current folder, which is this test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def put(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return Path(name)
+
+    return put

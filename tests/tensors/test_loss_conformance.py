@@ -1,0 +1,90 @@
+"""The loss suite passes a right loss and catches each way of being wrong that it is there for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.testing.conformance.loss import LossConformance, Rows
+
+
+class Weighted:
+    """A right loss: weighted cross-entropy with an entropy bonus."""
+
+    needs = frozenset({"weights", "entropy"})
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        assert entropy is not None
+        weights = batch.field("weights")
+        total = -(weights * logprobs).sum() - 0.1 * entropy.sum()
+        return LossOutput(
+            total, weights.sum(), {"nll": (-logprobs.detach().sum(), logprobs.numel())}
+        )
+
+
+class TestWeighted(LossConformance):
+    @pytest.fixture
+    def loss(self) -> Weighted:
+        return Weighted()
+
+
+class Mean(Weighted):
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        return LossOutput(-(batch.field("weights") * logprobs).mean(), 1.0)
+
+
+class Overclaims(Weighted):
+    needs = frozenset({"weights", "entropy", "advantages"})
+
+
+class Normalizes(Weighted):
+    """Whitens a field over whatever happens to be in the micro-batch."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        weights = batch.field("weights")
+        return LossOutput(-((weights - weights.mean()) * logprobs).sum(), logprobs.numel())
+
+
+class Detached(Weighted):
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        factor = logprobs.detach().exp()
+        return LossOutput(-(factor * batch.field("weights") * logprobs).sum(), logprobs.numel())
+
+
+suite = LossConformance()
+
+
+def _rows(loss: Weighted) -> Rows:
+    return suite.make_rows(loss)
+
+
+@pytest.mark.parametrize("loss", [Mean(), Normalizes()])
+def test_a_loss_that_depends_on_the_split_is_caught(loss: Weighted) -> None:
+    with pytest.raises(AssertionError):
+        suite.test_any_split_adds_up_to_the_same(loss, _rows(loss), [[0, 1], [2, 3]])
+
+
+def test_needs_that_are_not_used_are_caught() -> None:
+    with pytest.raises(AssertionError, match="other fields"):
+        suite.test_needs_is_what_it_uses(Overclaims(), _rows(Overclaims()))
+    with pytest.raises(AssertionError, match="entropy"):
+        suite.test_needs_is_what_it_uses(Detached(), _rows(Detached()))
+
+
+def test_a_gradient_that_is_not_the_values_is_caught() -> None:
+    with pytest.raises(Exception, match="Jacobian mismatch"):
+        suite.test_the_gradient_is_that_of_the_value(Detached(), _rows(Detached()))
+
+
+def test_nan_of_an_empty_batch_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        suite.test_nothing_to_train_on_is_zero_and_not_nan(Mean(), _rows(Mean()), 0)

@@ -37,6 +37,7 @@ COMPONENT_FLAGS = ("generator", "trainer", "loss", "transport", "runtime")
 @click.pass_obj
 def run(
     app: Forge,
+    /,
     source: str | None,
     overrides: tuple[str, ...],
     nproc_per_node: int | None,
@@ -55,7 +56,8 @@ def run(
     the target, 130 interrupted after a checkpoint.
     """
     if source is not None and ("=" in source or source.startswith("~")):
-        source, overrides = None, (source, *overrides)
+        overrides = (source, *overrides)
+        source = None
     if source is None and resume is None:
         raise UsageError("forge run: name a preset or a config file (forge presets lists presets)")
     flags = [f"{name}.use={components[name]}" for name in COMPONENT_FLAGS if components[name]]

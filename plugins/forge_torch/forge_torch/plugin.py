@@ -6,11 +6,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from forge_core import Component, hookimpl
+from forge_torch.generator_settings import GENERATOR
 from forge_torch.trainer_settings import TRAINER
 from forge_torch.transports.components import MEMORY, SHM
 
 if TYPE_CHECKING:
-    from forge_core.protocols import Trainer, Transport
+    from forge_core.protocols import Generator, Trainer, Transport
+
+
+@hookimpl
+def forge_generators() -> Iterable[Component[Generator]]:
+    yield GENERATOR
 
 
 @hookimpl

@@ -1,0 +1,224 @@
+"""The component: an asyncio front to the engine, and the weights it runs with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from forge_core.component import BuildContext
+from forge_core.errors import ConfigError, DataError, ForgeError, RunFailed, WeightMismatch
+from forge_core.models.folder import load_model
+from forge_core.types import Completion, Sampling, WeightManifest
+from forge_torch.generator.decoder import choose_decoder
+from forge_torch.generator.engine import Engine, Request
+from forge_torch.generator.weights import swap_weights
+from forge_torch.generator_settings import TorchGeneratorSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from forge_core.protocols import Transport
+
+
+class TorchGenerator:
+    """Serves any number of ``generate`` calls at once from one batch.
+
+    One task makes steps on the event loop while there is work and gives way between them, so that
+    which requests meet in a batch depends on the order of calls alone, not on time.
+
+    Raises:
+        ConfigError: the window or the device asked for is not to be had.
+        DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
+    """
+
+    def __init__(self, settings: TorchGeneratorSettings, context: BuildContext) -> None:
+        path = context.model.path
+        if path is None:
+            raise ConfigError("model.path: generator torch needs a model folder")
+        device = _device(settings.device)
+
+        def load() -> PreTrainedModel:
+            return load_model(path, context.model.dtype, device)
+
+        model = load()
+        self._window = _window(model, settings.max_model_len)
+        self._context = context
+        self._transport: Transport | None = None
+        self._decoder = choose_decoder(model, load)
+        self._engine = Engine(self._decoder, device, settings.max_batch_rows)
+        self._answers: dict[Request, asyncio.Future[list[Completion]]] = {}
+        self._driver: asyncio.Task[None] | None = None
+        self._weights_whole = asyncio.Lock()
+        self._unusable: ForgeError | None = None
+        self._requests = 0
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Sample ``sampling.n`` completions. Cancelling this call frees its rows at once.
+
+        Raises:
+            DataError: the prompt is empty, leaves no room in the window or holds an unknown token,
+                or the sampling is out of its range.
+            RunFailed: the logits are not finite, or the generator was closed.
+            WeightMismatch: the last weight update failed.
+        """
+        if self._unusable is not None:
+            raise self._unusable
+        request = self._request(prompt, sampling)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[request] = answer
+        self._engine.add(request)
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._drive())
+        try:
+            completions: list[Completion] = await answer
+        except asyncio.CancelledError:
+            if self._answers.pop(request, None) is not None:
+                self._engine.remove(request)
+            raise
+        return completions
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
+        """Swap the weights between two steps. Rows in flight go on with the keys and values they have.
+
+        So later tokens of a row in flight are sampled by the new weights over a past that the old
+        ones saw; prompts that come later are the new weights' alone.
+
+        Raises:
+            WeightMismatch: the version is older than the one held, or its tensors do not fit the
+                model. After a failed update there is no serving before a good one.
+        """
+        if self._context.transport is None:
+            raise ConfigError("transport: generator torch has none to take weights from")
+        if manifest.version < self._engine.version:
+            raise WeightMismatch(
+                f"version {manifest.version} is older than version {self._engine.version}, which "
+                "the generator holds"
+            )
+        if self._transport is None:
+            self._transport = self._context.transport.build(self._context)
+        async with self._weights_whole:
+            try:
+                held = await swap_weights(
+                    self._decoder, manifest.version, self._transport.fetch(manifest.version)
+                )
+            except BaseException as error:
+                self._unusable = WeightMismatch(
+                    f"the update to version {manifest.version} failed: "
+                    f"{type(error).__name__}: {error}"
+                )
+                self._fail(self._unusable)
+                raise
+            self._engine.version = manifest.version
+            self._unusable = None
+        return held
+
+    async def stats(self) -> Mapping[str, float]:
+        """Counters since the start, and how many samples run and wait now."""
+        return {
+            "requests": self._requests,
+            "tokens": self._engine.tokens_sampled,
+            "prompt_tokens": self._engine.prompt_tokens,
+            "steps": self._engine.steps,
+            "running": self._engine.running,
+            "waiting": self._engine.waiting,
+        }
+
+    async def close(self) -> None:
+        """Fail what is pending and give everything back."""
+        self._unusable = RunFailed("the generator was closed", component="generator torch")
+        self._fail(self._unusable)
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.wait({self._driver})
+        if self._transport is not None:
+            await self._transport.close()
+            self._transport = None
+
+    async def _drive(self) -> None:
+        """Step while there is work."""
+        try:
+            await self._gather()
+            while self._answers:
+                async with self._weights_whole:
+                    finished = self._engine.step()
+                for request in finished:
+                    self._requests += 1
+                    answer = self._answers.pop(request)
+                    if not answer.done():  # cancelled, and not yet told
+                        completions = request.completions
+                        answer.set_result([completions[index] for index in sorted(completions)])
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._driver = None
+
+    async def _gather(self) -> None:
+        """Give callers that are on their way the time to join the first prefill."""
+        seen = 0
+        while len(self._answers) > seen:
+            seen = len(self._answers)
+            await asyncio.sleep(0)
+
+    def _fail(self, error: BaseException) -> None:
+        """Every pending call raises the error; the engine starts afresh."""
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._engine.reset()
+
+    def _request(self, prompt: Sequence[int], sampling: Sampling) -> Request:
+        tokens = tuple(prompt)
+        if not tokens:
+            raise DataError("the prompt is empty")
+        if len(tokens) >= self._window:
+            raise DataError(
+                f"the prompt's {len(tokens)} tokens leave no room in the window of {self._window}"
+            )
+        vocabulary = self._decoder.vocab_size
+        if not 0 <= min(tokens) <= max(tokens) < vocabulary:
+            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+            raise DataError(
+                f"token id {wrong} of the prompt is outside the vocabulary (0 to {vocabulary - 1})"
+            )
+        _check_sampling(sampling)
+        return Request(tokens, sampling, min(sampling.max_tokens, self._window - len(tokens)))
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    for name, allowed, good in (
+        ("n", "at least 1", sampling.n >= 1),
+        ("max_tokens", "at least 1", sampling.max_tokens >= 1),
+        ("temperature", "at least 0", 0 <= sampling.temperature < float("inf")),
+        ("top_p", "above 0 and at most 1", 0 < sampling.top_p <= 1),
+        ("top_k", "at least 0", sampling.top_k >= 0),
+    ):
+        if not good:
+            raise DataError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("generator.device: cuda was asked for, but torch finds no CUDA device")
+    return torch.device(wanted)
+
+
+def _window(model: PreTrainedModel, wanted: int | None) -> int:
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if wanted is None and limit is None:
+        raise ConfigError(
+            "generator.max_model_len: give it, for the model's config does not say how many "
+            "positions the model knows"
+        )
+    if wanted is not None and limit is not None and wanted > limit:
+        raise ConfigError(
+            f"generator.max_model_len: {wanted} is more than the {limit} positions the model knows"
+        )
+    window: int = limit if wanted is None else wanted
+    return window

@@ -1,0 +1,48 @@
+"""Settings of the generator ``torch``, and the component. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forge_core.component import BuildContext, Component, Settings
+
+if TYPE_CHECKING:
+    from forge_torch.generator.generator import TorchGenerator
+
+
+class TorchGeneratorSettings(Settings):
+    """Continuous batched decoding of a Hugging Face model, wherever torch runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where the model runs; auto: cuda if there is one"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="tokens of prompt and completion at most; null: the model's own"
+    )
+    max_batch_rows: int = Field(
+        256,
+        ge=1,
+        description="completions decoded at once; more wait. Bounds the KV cache's memory",
+    )
+
+
+def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> TorchGenerator:
+    """Load ``context.model.path`` and make the generator.
+
+    Raises:
+        ConfigError: the window or the device asked for is not to be had.
+        DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
+    """
+    from forge_torch.generator.generator import TorchGenerator
+
+    return TorchGenerator(settings, context)
+
+
+GENERATOR: Component[TorchGenerator] = Component(
+    name="torch",
+    settings=TorchGeneratorSettings,
+    build=build_generator,
+    summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
+)

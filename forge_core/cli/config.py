@@ -64,7 +64,7 @@ def explain(app: Forge, key: str, arguments: tuple[str, ...]) -> None:
         raise UsageError(f"{key}: name the key to explain first, such as trainer.lr")
     source, overrides = split_arguments(arguments)
     found = explain_key(app.resolve(source, overrides), key)
-    click.echo("\n\n".join("\n".join(_explanation(item)) for item in found))
+    click.echo("\n\n".join("\n".join(_explanation(item, key)) for item in found))
 
 
 @config.command()
@@ -138,7 +138,7 @@ def _print_yaml(text: str) -> None:
     Console().print(Syntax(text, "yaml", background_color="default", word_wrap=True))
 
 
-def _explanation(item: Explanation) -> list[str]:
+def _explanation(item: Explanation, asked: str) -> list[str]:
     from forge_core.config.yaml_source import dump_inline
 
     came = item.provenance
@@ -150,9 +150,16 @@ def _explanation(item: Explanation) -> list[str]:
         ("default", item.default),
     ]
     return [
-        f"{item.key} = {dump_inline(came.value)}",
+        f"{_title(item.key, asked)} = {dump_inline(came.value)}",
         *(f"  {word:<10}{text}" for word, text in rows if text),
     ]
+
+
+def _title(key: str, asked: str) -> str:
+    """The key, after the name it was asked by where that is an alias."""
+    from forge_core.config.sections import ALIASES
+
+    return f"{asked} ({key})" if ALIASES.get(asked) == key else key
 
 
 def _side(provenance: Provenance | None, key: str) -> str:

@@ -119,7 +119,7 @@ def component_schema(catalog: Catalog, family: str, name: str) -> Schema:
     defs: Schema = {}
     component = catalog.get(family, name)
     schema = _variant(section, family, name, component, defs, use_required=True)
-    return {"title": f"{family} {name}", **schema, "$defs": defs}
+    return {**schema, "title": f"{family} {name}", "$defs": defs}
 
 
 def _section(catalog: Catalog, section: str, defs: Schema) -> Schema:

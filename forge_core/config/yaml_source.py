@@ -50,7 +50,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # PyYAML writes these line breaks unescaped unless it is told to quote, and loses them.
+        style = '"' if re.search("[\r\x85\u2028\u2029]", text) else None
+        return self.represent_scalar(_TAG + "str", text, style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _kind, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)
     _Dumper.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)

@@ -67,7 +67,7 @@ class Lines(Settings):
 
     path: Path = Field(description="the file")
     fields: dict[str, str] = Field(default_factory=dict, description="field names in the file")
-    splits: list[str] = []
+    splits: list[str] = Field(default_factory=list)
     scale: int | str | None = None
 
 

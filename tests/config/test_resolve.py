@@ -129,7 +129,7 @@ def test_what_stages_share_is_shown_once(read: Read) -> None:
     }
     assert tree["trainer"] == {"use": "torch", "replicas": 1, "procs": 1, "fused": False}
     assert tree["rewards"]["exact_match"]["weight"] == 1.0
-    assert list(tree)[0] == "name"
+    assert next(iter(tree)) == "name"
     assert list(tree)[-1] == "stages"
 
 

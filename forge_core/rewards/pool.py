@@ -258,7 +258,7 @@ class RewardPool:
         causes = call.causes(part)
         (cause, _), *others = causes.most_common()
         first = "" if causes.total() == len(call.samples) else "the first "
-        more = f" (and {len(others)} other causes)" if others else ""
+        more = f" (and {len(others)} other cause{'s' * (len(others) > 1)})" if others else ""
         return RunFailed(
             f"reward {part!r} failed on {first}{causes.total()} of {len(call.samples)} episodes: "
             f"{cause}{more}",

@@ -18,7 +18,7 @@ import threading
 from typing import NoReturn
 
 from forge_core.component import BuildContext, Selection
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, RunFailed
 from forge_core.protocols import Reward
 from forge_core.rewards.frames import MESSAGE_LIMIT, RECORD, dumps, frame, read_frame, unpack
 from forge_core.types import RewardSample
@@ -108,7 +108,7 @@ def _build(opening: bytes) -> dict[str, Reward]:
         except ForgeError:
             raise
         except BaseException as error:
-            raise ForgeError(f"reward {name!r} cannot be built: {_describe(error)}") from error
+            raise RunFailed(f"reward {name!r} cannot be built: {_describe(error)}") from error
     return rewards
 
 

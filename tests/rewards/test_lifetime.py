@@ -1,0 +1,184 @@
+"""Reward processes never outlive who started them, nor what they started themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from forge_core import Component, RunFailed, Selection, Settings, UsageError
+from forge_core.config.resolve import RewardPart
+
+SCRIPT = """
+    import asyncio, os, pathlib, re, subprocess, sys
+    from forge_core import BuildContext, Component, Episode, Selection, Settings, Task
+    from forge_core.config.resolve import RewardPart
+    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core.rewards.pool import RewardPool
+
+    class Limit(Settings):
+        limit: int = 3
+
+    class Short:
+        def __init__(self, limit):
+            self.limit = limit
+
+        def __call__(self, sample):
+            if sample.completion == "hang":
+                child = subprocess.Popen(["sleep", "600"])
+                pathlib.Path(sys.argv_file).write_text(f"{os.getppid()} {os.getpid()} {child.pid}")
+                re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter lock for years
+            return float(len(sample.completion) <= self.limit)
+
+    def build(settings, context):
+        sys.argv_file = context.extra["file"]
+        return Short(settings.limit)
+
+    component = Component(name="short", settings=Limit, build=build, summary="")
+    part = RewardPart(
+        selection=Selection(family="reward", component=component, settings=Limit(limit=2)),
+        deadline=600.0,
+    )
+    context = BuildContext(
+        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection(),
+        extra={"file": sys.argv[1]},
+    )
+    episodes = [
+        Episode(Task(id="0", prompt=""), turns=[], completion_texts=[text])
+        for text in sys.argv[2:]
+    ]
+
+    async def main():
+        pool = RewardPool({"short": part}, context)
+        await pool.score(episodes)
+        print([episode.reward for episode in episodes])
+
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that defines its reward in ``__main__``, as a notebook does."""
+    path = tmp_path / "run.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return [sys.executable, str(path), str(tmp_path / "pids")]
+
+
+def read_pids(path):
+    limit = time.monotonic() + 20
+    while not (path.exists() and len(path.read_text().split()) > 1):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def test_rewards_defined_in_a_script_reach_the_process(script):
+    done = subprocess.run([*script, "ab", "abc"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[1.0, 0.0]\n", done.stderr
+
+
+def test_kill_9_of_the_pools_process_leaves_nothing(script, tmp_path, until_gone):
+    parent = subprocess.Popen([*script, "ab", "hang"])
+    pids = read_pids(tmp_path / "pids")  # outer, inner and what the reward has started
+    parent.kill()
+    parent.wait()
+    until_gone(*pids)
+
+
+def test_the_inner_process_dies_with_the_outer(script, tmp_path, until_gone):
+    parent = subprocess.Popen([*script, "ab", "hang"], stdout=subprocess.PIPE, text=True)
+    outer, inner, child = read_pids(tmp_path / "pids")
+    os.kill(outer, signal.SIGKILL)
+    # The pool kills the rest, and goes on without that sample.
+    assert parent.communicate(timeout=30)[0] == "[1.0, 0.0]\n"
+    until_gone(outer, inner, child)
+
+
+def test_a_script_that_forgets_to_close_leaves_nothing(script, tmp_path):
+    done = subprocess.run([*script, "ab"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    limit = time.monotonic() + 5
+    while str(tmp_path) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+async def test_a_passed_deadline_kills_what_the_reward_started(
+    pool_of, part, episodes, tmp_path, until_gone
+):
+    scored = episodes("1", f"spawn {tmp_path / 'pids'}")
+    await pool_of({"a": part(deadline=0.5)}).score(scored)
+    assert scored[1].failures == {"a": "deadline of 0.5 s passed"}
+    until_gone(*read_pids(tmp_path / "pids"))
+
+
+async def test_close_leaves_no_process_thread_or_descriptor(pool_of, part, episodes, until_gone):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    pool = pool_of({"a": part(deadline=0.2)}, workers=2)
+    scored = episodes("pid", "pid", "pid", "hang", "exit 1")
+    await pool.score(scored)
+    await pool.close()
+    await pool.close()
+    until_gone(*(int(episode.reward) for episode in scored[:3]))
+    limit = time.monotonic() + 5
+    while any(thread.name.startswith("forge-rewards") for thread in threading.enumerate()):
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(RunFailed, match="the reward pool is closed"):
+        await pool.score(episodes("1"))
+
+
+async def test_close_while_a_sample_hangs(pool_of, part, episodes):
+    pool = pool_of({"a": part(deadline=60.0)})
+    await pool.score(episodes("1"))
+    scoring = asyncio.ensure_future(pool.score(episodes("hang")))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await pool.close()
+    with pytest.raises(RunFailed, match="closed while it judged"):
+        await scoring
+    assert time.monotonic() - started < 2.0
+
+
+async def test_a_cancelled_call_frees_its_worker(pool_of, part, episodes, tmp_path, until_gone):
+    pool = pool_of({"a": part(deadline=60.0)})
+    scoring = asyncio.ensure_future(pool.score(episodes(f"spawn {tmp_path / 'pids'}")))
+    pids = await asyncio.to_thread(read_pids, tmp_path / "pids")
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    until_gone(*pids)
+    scored = episodes("3")
+    await pool.score(scored)
+    assert scored[0].reward == 3.0
+
+
+class LockedSettings(Settings):
+    anything: object = None
+
+
+def build_locked(settings, context):
+    return settings.anything
+
+
+async def test_a_reward_that_cannot_be_pickled_is_named(pool_of, episodes):
+    component = Component(
+        name="locked", settings=LockedSettings, build=build_locked, summary="holds a lock"
+    )
+    selection = Selection(
+        family="reward", component=component, settings=LockedSettings(anything=threading.Lock())
+    )
+    pool = pool_of({"mine": RewardPart(selection=selection)})
+    with pytest.raises(
+        UsageError, match=r"reward 'mine' cannot be sent to a reward process: .*lock"
+    ):
+        await pool.score(episodes("1"))

@@ -28,7 +28,8 @@ from forge_core.tensors.causal_lm import CausalLM
 from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
 from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
 from forge_core.tensors.mismatch import add_mismatch
-from forge_torch.trainer.optimizer import learning_rate, make_optimizer, total_steps
+from forge_core.tensors.schedule import learning_rate
+from forge_torch.trainer.optimizer import make_optimizer
 from forge_torch.trainer_settings import TorchTrainerSettings
 
 STATE_FILE = "trainer_state.pt"
@@ -53,8 +54,7 @@ class TorchTrainer:
                 f"distributed.strategy: trainer torch runs in one process and does not do "
                 f"{context.distributed.strategy!r} over {context.world_size}; trainer titan does"
             )
-        if context.training.schedule != "constant":
-            total_steps(context.training)
+        learning_rate(context.training, 0)  # a schedule without an end is refused here
         if context.model.path is None:
             raise UsageError("model.path: trainer torch needs a model folder")
         self.settings = settings

@@ -1,0 +1,471 @@
+"""What every trainer does, against a plain loop of transformers and AdamW.
+
+Inherit it, and say which trainer with the ``selection`` fixture.
+
+.. code-block:: python
+
+    class TestMine(TrainerConformance):
+        @pytest.fixture
+        def selection(self):
+            return Selection(family="trainer", component=MINE, settings=MineSettings())
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from forge_core.component import BuildContext, Component, Selection, Settings
+from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core.errors import ForgeError, RunFailed
+from forge_core.protocols import Loss, Trainer
+from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.tensors.checksum import checksum
+from forge_core.types import TrainSequence, WeightManifest
+
+Weights = dict[str, torch.Tensor]
+MakeTrainer = Callable[..., Awaitable[Trainer]]
+
+TRAINING = TrainingSection(
+    steps=6,
+    learning_rate=1e-2,
+    warmup_steps=2,
+    schedule="cosine",
+    max_grad_norm=0.5,
+    weight_decay=0.1,
+    betas=(0.9, 0.95),
+)
+RATES = [1e-2 * part for part in (1 / 3, 2 / 3, 1, (1 + math.sqrt(0.5)) / 2, 0.5)]
+"""Learning rates of the first five of ``TRAINING``'s steps."""
+
+
+class TrainerConformance:
+    """Inherit with a ``selection`` fixture; override ``model_folder`` for another model."""
+
+    @pytest.fixture
+    def selection(self) -> Selection[Trainer]:
+        """The trainer under test, with its settings."""
+        raise NotImplementedError("override the selection fixture")
+
+    @pytest.fixture
+    def model_folder(self, tiny_model: Path) -> Path:
+        """Where every trainer starts from: float32, small."""
+        return tiny_model
+
+    @pytest.fixture
+    async def make(
+        self, selection: Selection[Trainer], model_folder: Path
+    ) -> AsyncIterator[MakeTrainer]:
+        """``await make(loss="nll", **sections)``: a trainer; closed when the test ends."""
+        made: list[Trainer] = []
+
+        async def make(loss: str = "nll", **sections: Any) -> Trainer:
+            context = BuildContext(
+                model=sections.get("model", ModelSection(path=model_folder)),
+                training=sections.get("training", TRAINING),
+                distributed=sections.get("distributed", DistributedSection()),
+                loss=_select("loss", LOSSES[loss]),
+                transport=_select("transport", _build_kept),
+            )
+            trainer = selection.build(context)
+            made.append(trainer)
+            return trainer
+
+        yield make
+        for trainer in made:
+            await trainer.close()
+
+    @pytest.mark.parametrize("loss", ["nll", "clipped"])
+    async def test_steps_are_those_of_a_plain_loop(
+        self, make: MakeTrainer, model_folder: Path, loss: str
+    ) -> None:
+        trainer = await make(loss)
+        plain = PlainLoop(model_folder, LOSSES[loss](None, None))
+        for step, rate in enumerate(RATES):
+            sequences = make_sequences(model_folder, seed=step)
+            result = await trainer.train_step([sequences[:3], sequences[3:]], temperature=0.7)
+            expected_loss, expected_norm = plain.step(sequences, rate, temperature=0.7)
+            assert result.loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+            assert result.grad_norm == pytest.approx(expected_norm, rel=1e-5)
+            assert result.learning_rate == pytest.approx(rate)
+        assert _distance(await _weights(trainer), plain.weights) < 1e-4
+
+    async def test_the_way_of_splitting_changes_nothing(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        sequences = make_sequences(model_folder)
+        results, weights = [], []
+        for size in (8, 4, 1):
+            trainer = await make("clipped")
+            parts = [sequences[i : i + size] for i in range(0, len(sequences), size)]
+            results.append(await trainer.train_step(parts))
+            weights.append(await _weights(trainer))
+        assert all(_distance(other, weights[0]) < 1e-5 for other in weights)
+        for result in results[1:]:
+            assert result.loss == pytest.approx(results[0].loss, abs=1e-6)
+            assert result.grad_norm == pytest.approx(results[0].grad_norm, rel=1e-6, abs=1e-6)
+            assert result.metrics == pytest.approx(results[0].metrics, abs=1e-5)
+            assert result.tokens == results[0].tokens == sum(len(s.tokens) for s in sequences)
+            assert result.trained_tokens == sum(sum(s.loss_mask) for s in sequences)
+
+    async def test_logprobs_are_those_of_a_forward_pass(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        sequences = make_sequences(model_folder)
+        plain = PlainLoop(model_folder, Nll())
+        rows = await trainer.logprobs(sequences, temperature=0.7)
+        for sequence, row in zip(sequences, rows, strict=True):
+            assert len(row) == len(sequence.tokens)
+            expected = plain.logprobs(sequence, temperature=0.7)[0].tolist()
+            trained = list(itertools.compress(row, sequence.loss_mask))
+            assert trained == pytest.approx(expected, abs=1e-5)
+            others = itertools.compress(row, [not is_trained for is_trained in sequence.loss_mask])
+            assert not any(others)
+
+    async def test_a_sequence_does_not_feel_its_neighbours(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        sequences = make_sequences(model_folder)
+        together = await trainer.logprobs(sequences)
+        for sequence, row in zip(sequences, together, strict=True):
+            (alone,) = await trainer.logprobs([sequence])
+            assert row == pytest.approx(alone, abs=1e-5)
+
+    async def test_save_and_load_go_on_exactly(
+        self, make: MakeTrainer, model_folder: Path, tmp_path: Path
+    ) -> None:
+        batches = [[make_sequences(model_folder, seed=seed)] for seed in range(4)]
+        first = await make("clipped")
+        for batch in batches[:2]:
+            await first.train_step(batch)
+        await first.save(tmp_path)
+        second = await make("clipped")
+        await second.load(tmp_path)
+        for batch in batches[2:]:
+            assert await first.train_step(batch) == await second.train_step(batch)
+        expected, actual = await _weights(first), await _weights(second)
+        assert checksum(actual.items()) == checksum(expected.items())
+
+    async def test_what_is_saved_is_a_model_folder(
+        self, make: MakeTrainer, model_folder: Path, tmp_path: Path
+    ) -> None:
+        from forge_core.models.folder import load_model, load_tokenizer
+
+        trainer = await make()
+        await trainer.train_step([make_sequences(model_folder)])
+        await trainer.save(tmp_path)
+        saved = dict(load_model(tmp_path).state_dict())
+        for name, weight in (await _weights(trainer)).items():
+            assert torch.equal(saved[name], weight)
+        assert load_tokenizer(tmp_path).get_vocab() == load_tokenizer(model_folder).get_vocab()
+
+    async def test_published_weights_are_the_weights(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        manifest, weights = await _publish(trainer)
+        in_folder: Weights = {}
+        for file in sorted(model_folder.glob("*.safetensors")):
+            in_folder |= load_file(file)
+        assert weights.keys() == in_folder.keys()
+        assert checksum(weights.items()) == checksum(in_folder.items()) == manifest.checksum
+        await trainer.train_step([make_sequences(model_folder)])
+        later, changed = await _publish(trainer)
+        assert later.version == manifest.version + 1
+        assert later.checksum == checksum(changed.items()) != manifest.checksum
+
+    async def test_the_reference_stays_as_it_was(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        sequences = make_sequences(model_folder)
+        before = await trainer.logprobs(sequences)
+        await trainer.hold_reference()
+        await trainer.train_step([sequences])
+        assert await trainer.logprobs(sequences, reference=True) == before
+        assert await trainer.logprobs(sequences) != before
+
+    async def test_the_reference_must_be_held_first(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        with pytest.raises(ForgeError, match="reference"):
+            await trainer.logprobs(make_sequences(model_folder), reference=True)
+
+    @pytest.mark.parametrize("loss", ["nan", "steep"])
+    async def test_a_loss_or_gradient_that_is_not_finite_leaves_the_weights_alone(
+        self, make: MakeTrainer, model_folder: Path, loss: str
+    ) -> None:
+        trainer = await make(loss)
+        untouched = await make(loss)
+        bad = make_sequences(model_folder, trap=True)
+        good = make_sequences(model_folder)
+        with pytest.raises(RunFailed, match=r"finite|nan") as raised:
+            await trainer.train_step([good, bad])
+        assert "\n" not in str(raised.value)
+        before, after = await _weights(untouched), await _weights(trainer)
+        assert checksum(after.items()) == checksum(before.items())
+        assert await trainer.train_step([good]) == await untouched.train_step([good])
+
+    async def test_nothing_to_train_on_changes_nothing(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        before = await _weights(trainer)
+        prompts = [
+            TrainSequence(s.tokens, [False] * len(s.tokens), s.fields)
+            for s in make_sequences(model_folder)
+        ]
+        nothing: list[list[list[TrainSequence]]] = [[prompts], [[]], []]
+        for micro_batches in nothing:
+            result = await trainer.train_step(micro_batches)
+            assert (result.loss, result.grad_norm, result.trained_tokens) == (0.0, 0.0, 0)
+        after = await _weights(trainer)
+        assert checksum(after.items()) == checksum(before.items())
+
+    async def test_the_distance_to_the_sampler_is_measured(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make()
+        sequences = make_sequences(model_folder)
+        rows = await trainer.logprobs(sequences, temperature=0.7)
+        for shift in (0.0, 0.5):
+            told = [
+                TrainSequence(s.tokens, s.loss_mask, {"sampler_logprobs": [v - shift for v in row]})
+                for s, row in zip(sequences, rows, strict=True)
+            ]
+            trainer = await make()
+            metrics = (await trainer.train_step([told], temperature=0.7)).metrics
+            kl = math.exp(shift) - 1 - shift
+            assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(shift, abs=1e-5)
+            assert metrics["mismatch/logprob_abs_max"] == pytest.approx(shift, abs=1e-5)
+            assert metrics["mismatch/kl"] == pytest.approx(kl, abs=1e-5)
+
+    async def test_a_field_that_the_loss_needs_and_does_not_get_is_named(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        trainer = await make("clipped")
+        bare = [TrainSequence(s.tokens, s.loss_mask) for s in make_sequences(model_folder)]
+        with pytest.raises(ForgeError, match="advantages"):
+            await trainer.train_step([bare])
+
+    async def test_bfloat16_computation_is_near(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        exact = await make()
+        rough = await make(distributed=DistributedSection(precision="bf16"))
+        for seed in range(2):
+            batch = [make_sequences(model_folder, seed=seed)]
+            expected, result = await exact.train_step(batch), await rough.train_step(batch)
+            assert result.loss == pytest.approx(expected.loss, rel=0.02)
+            assert result.grad_norm == pytest.approx(expected.grad_norm, rel=0.1)
+            assert result.loss != expected.loss
+        assert all(w.dtype == torch.float32 for w in (await _weights(rough)).values())
+
+
+def make_sequences(folder: Path, seed: int = 0, trap: bool = False) -> list[TrainSequence]:
+    """Eight sequences of unequal lengths, with the first ids (padding, end) among their tokens.
+
+    Args:
+        folder: of the model whose vocabulary they are drawn from.
+        seed: of the drawing.
+        trap: make the losses ``nan`` and ``steep`` go wrong in one token.
+    """
+    from transformers import AutoConfig
+
+    vocabulary = AutoConfig.from_pretrained(folder).vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    sequences = []
+    for index, length in enumerate((9, 4, 17, 2, 9, 30, 5, 12)):
+        tokens = torch.randint(vocabulary, (length,), generator=generator)
+        tokens[torch.rand(length, generator=generator) < 0.2] = index % 2
+        mask = torch.rand(length, generator=generator) < 0.7
+        mask[0] = False
+        mask[1] = True
+        noise = torch.randn(length, generator=generator)
+        fields: dict[str, float | Sequence[float]] = {
+            "advantages": float(torch.randn((), generator=generator)),
+            "sampler_logprobs": (-4.5 + 0.5 * noise).tolist(),
+            "trap": float(trap and index == 3),
+        }
+        sequences.append(TrainSequence(tokens.tolist(), mask.tolist(), fields))
+    return sequences
+
+
+class PlainLoop:
+    """What a person would write: one sequence at a time, whole logits, autograd, AdamW.
+
+    Args:
+        folder: the model.
+        loss: to train with.
+    """
+
+    def __init__(self, folder: Path, loss: Loss) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.loss = loss
+        parameters = list(self.model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False)
+
+    @property
+    def weights(self) -> Weights:
+        return dict(self.model.state_dict())
+
+    def logprobs(
+        self, sequence: TrainSequence, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprobs and entropies of the trained tokens of one sequence."""
+        tokens = torch.tensor(sequence.tokens)
+        logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1] / temperature
+        log_p = torch.log_softmax(logits, -1)
+        trained = torch.tensor(sequence.loss_mask)[1:]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(1, tokens[1:, None])[:, 0][trained], entropy[trained]
+
+    def step(
+        self, sequences: Sequence[TrainSequence], rate: float, temperature: float
+    ) -> tuple[float, float]:
+        """One optimizer step; loss and norm of the gradient."""
+        logprobs, entropies = zip(*(self.logprobs(s, temperature) for s in sequences), strict=True)
+        masks = [torch.tensor(s.loss_mask) for s in sequences]
+        fields = {
+            name: torch.cat(
+                [
+                    torch.as_tensor(s.fields[name]).expand(len(mask))[mask]
+                    for s, mask in zip(sequences, masks, strict=True)
+                ]
+            )
+            for name in sequences[0].fields
+        }
+        owners = [torch.full((len(row),), i) for i, row in enumerate(logprobs)]
+        batch = LossBatch(torch.cat(owners), len(sequences), fields)
+        output = self.loss(torch.cat(logprobs), batch, torch.cat(entropies))
+        loss = output.sum / output.count
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return float(loss.detach()), float(norm)
+
+
+class Nll:
+    """Cross-entropy."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        nll = -logprobs.sum()
+        return LossOutput(nll, logprobs.numel(), {"nll": (nll.detach(), logprobs.numel())})
+
+
+class Clipped:
+    """PPO's clipped objective with an entropy bonus: uses fields, ratios and entropy."""
+
+    needs = frozenset({"advantages", "sampler_logprobs", "entropy"})
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        assert entropy is not None
+        ratio = (logprobs - batch.field("sampler_logprobs")).exp()
+        advantages = batch.field("advantages")
+        objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        total = -(objective + 0.1 * entropy).sum()
+        return LossOutput(total, logprobs.numel(), {"ratio": (ratio.detach().sum(), ratio.numel())})
+
+
+class NotANumber(Nll):
+    """NaN where the trap is set."""
+
+    needs = frozenset({"trap"})
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        trap = torch.where(batch.field("trap") > 0, torch.nan, 1.0)
+        return LossOutput(-(trap * logprobs).sum(), logprobs.numel())
+
+
+class Steep(Nll):
+    """Finite, with an infinite gradient where the trap is set: the root of zero."""
+
+    needs = frozenset({"trap"})
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        zeros = (logprobs - logprobs.detach())[batch.field("trap") > 0]
+        return LossOutput(zeros.sqrt().sum() - logprobs.sum(), logprobs.numel())
+
+
+LOSSES: dict[str, Callable[[Any, Any], Loss]] = {
+    "nll": lambda settings, context: Nll(),
+    "clipped": lambda settings, context: Clipped(),
+    "nan": lambda settings, context: NotANumber(),
+    "steep": lambda settings, context: Steep(),
+}
+
+
+class Kept:
+    """A transport that keeps a copy of what was published last, for the tests to look at."""
+
+    last: Weights = {}  # noqa: RUF012
+
+    async def publish(
+        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> WeightManifest:
+        Kept.last = {name: tensor.detach().cpu().clone() for name, tensor in weights}
+        size = sum(tensor.nbytes for tensor in Kept.last.values())
+        digest = checksum(Kept.last.items())
+        return WeightManifest(version, digest, tensors=len(Kept.last), bytes=size)
+
+    async def close(self) -> None:
+        Kept.last = {}
+
+
+def _build_kept(settings: Settings, context: BuildContext) -> Any:
+    return Kept()
+
+
+def _select(family: str, build: Callable[[Any, Any], Any]) -> Selection[Any]:
+    component = Component(name="conformance", settings=Settings, build=build, summary="for tests")
+    return Selection(family=family, component=component, settings=Settings())
+
+
+_versions = itertools.count()
+
+
+async def _publish(trainer: Trainer) -> tuple[WeightManifest, Weights]:
+    version = next(_versions)
+    manifest = await trainer.publish(version)
+    assert manifest.version == version
+    return manifest, Kept.last
+
+
+async def _weights(trainer: Trainer) -> Weights:
+    return (await _publish(trainer))[1]
+
+
+def _distance(actual: Weights, expected: Weights) -> float:
+    """Root mean square of the differences. (Adam blows up the rounding of gradients near zero.)"""
+    squares = [(actual[name] - expected[name]).square().flatten() for name in actual]
+    return float(torch.cat(squares).mean().sqrt())

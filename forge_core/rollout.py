@@ -1,4 +1,4 @@
-"""One episode: the policy and an environment in turn. Token in, token out.
+"""The episodes of one task: the policy and an environment in turn. Token in, token out.
 
 A prompt is tokenized once, completions are kept as the ids that were sampled, and what an
 environment answers is tokenized once and appended.
@@ -11,14 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.models.prompts import encode_prompt, encode_reply, prompt_text
+from forge_core.errors import DataError
+from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 from forge_core.seeding import derive_seed
-from forge_core.types import Completion, Episode, Group, Sampling, Task, Turn
+from forge_core.types import Completion, Episode, Group, Message, Prompt, Sampling, Task, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.protocols import Environment
+    from forge_core.protocols import Environment, Interaction
 
 Generate = Callable[[Sequence[int], Sampling], Awaitable[list[Completion]]]
 
@@ -33,89 +34,94 @@ async def rollout_group(
     sampling: Sampling,
     seed: int,
 ) -> Group:
-    """Sample the episodes of one task.
+    """Sample the episodes of one task, of at most ``environment.max_turns`` completions each.
 
-    Where an episode is one completion, the generator is asked once for all of them and computes
-    their prompt once.
+    All begin with the same prompt: the generator is asked once for their first completions, and
+    computes the prompt once. From there each goes its own way.
+
+    Raises:
+        DataError: the prompt cannot be tokenized or has no room in the model's window, or the chat
+            template does not allow episodes of several turns.
     """
-    if environment.max_turns > 1:
-        episodes = await asyncio.gather(
-            *(
-                rollout(
-                    task,
-                    environment,
-                    generate=generate,
-                    tokenizer=tokenizer,
-                    sampling=sampling,
-                    seed=derive_seed(seed, "episode", index),
-                )
-                for index in range(size)
+    interactions = [environment.start(task, seed) for _ in range(size)]
+    prompt = interactions[0].prompt
+    text, tokens = prompt_text(prompt, tokenizer), encode_prompt(prompt, tokenizer)
+    completions = await generate(tokens, replace(sampling, n=size, seed=seed))
+    episodes = [Episode(task, [Turn("prompt", tokens)], text) for _ in range(size)]
+    await asyncio.gather(
+        *(
+            _play(
+                episode,
+                interaction,
+                completion,
+                max_turns=environment.max_turns,
+                generate=generate,
+                tokenizer=tokenizer,
+                sampling=sampling,
+                seed=derive_seed(seed, "episode", index),
+            )
+            for index, (episode, interaction, completion) in enumerate(
+                zip(episodes, interactions, completions, strict=True)
             )
         )
-        return Group(task, list(episodes))
-    prompt = environment.start(task, seed).prompt
-    tokens = encode_prompt(prompt, tokenizer)
-    completions = await generate(tokens, replace(sampling, n=size, seed=seed))
-    return Group(
-        task,
-        [
-            _finish(
-                Episode(task, [Turn("prompt", tokens), _turn(completion)], prompt_text(prompt)),
-                tokenizer,
-            )
-            for completion in completions
-        ],
     )
+    return Group(task, episodes)
 
 
-async def rollout(
-    task: Task,
-    environment: Environment,
+async def _play(
+    episode: Episode,
+    interaction: Interaction,
+    completion: Completion,
     *,
+    max_turns: int,
     generate: Generate,
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
     seed: int,
-) -> Episode:
-    """One episode of any number of turns, at most ``environment.max_turns``.
+) -> None:
+    """Take an episode from its first completion to its end.
 
-    It also ends where a completion ran into its length: what comes after would not be the policy's.
+    It is truncated where a completion ran into its length (what would come after is not what the
+    policy wanted to say), where the turn limit cuts the environment off, and where the
+    conversation has filled the model's window.
     """
-    interaction = environment.start(task, seed)
-    prompt = interaction.prompt
-    episode = Episode(task, [Turn("prompt", encode_prompt(prompt, tokenizer))], prompt_text(prompt))
-    for number in range(environment.max_turns):
-        turn_sampling = replace(sampling, n=1, seed=derive_seed(seed, "turn", number))
-        (completion,) = await generate(episode.tokens, turn_sampling)
-        episode.turns.append(_turn(completion))
+    conversation = interaction.prompt
+    for turn in range(1, max_turns + 1):
+        text = tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        assert isinstance(text, str)
+        episode.turns.append(Turn("completion", completion.tokens, completion))
+        episode.completion_texts.append(text)
         if completion.finish_reason != "stop":
             break
-        text = _decode(completion, tokenizer)
         observation = await interaction.respond(text)
         if observation is None:
-            return _finish(episode, tokenizer)
-        reply = encode_reply(prompt, text, observation, tokenizer)
+            return
+        if turn == max_turns:
+            break
+        reply, conversation = _reply(
+            conversation, text, observation, tokenizer, last_token=completion.tokens[-1]
+        )
+        tokens = [*episode.tokens, *reply]
+        again = replace(sampling, n=1, seed=derive_seed(seed, "turn", turn))
+        try:
+            (completion,) = await generate(tokens, again)
+        except DataError:  # no room left in the window
+            break
         episode.turns.append(Turn("observation", reply))
-    else:
-        # The environment wanted to go on; the observation after the last turn trains nothing.
-        episode.turns.pop()
-    _finish(episode, tokenizer)
     episode.truncated = True
-    return episode
 
 
-def _turn(completion: Completion) -> Turn:
-    return Turn("completion", completion.tokens, completion)
-
-
-def _finish(episode: Episode, tokenizer: PreTrainedTokenizerBase) -> Episode:
-    completions = [turn.completion for turn in episode.turns if turn.completion is not None]
-    episode.completion_texts = [_decode(completion, tokenizer) for completion in completions]
-    episode.truncated = completions[-1].finish_reason == "length"
-    return episode
-
-
-def _decode(completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
-    text = tokenizer.decode(completion.tokens, skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text
+def _reply(
+    conversation: Prompt,
+    completion: str,
+    observation: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    last_token: int,
+) -> tuple[list[int], Prompt]:
+    """Token ids of an observation, and the conversation up to the next completion."""
+    if isinstance(conversation, str):
+        return encode_text(observation, tokenizer), conversation
+    conversation = (*conversation, Message("assistant", completion))
+    reply = encode_reply(conversation, observation, tokenizer, last_token=last_token)
+    return reply, (*conversation, Message("user", observation))

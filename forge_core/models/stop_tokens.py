@@ -6,20 +6,28 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.errors import DataError
+from forge_core.models.prompts import end_of_turn
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """End-of-sequence ids of ``generation_config.json`` and of the tokenizer, in ascending order.
+    """Ids that end a completion, in ascending order.
 
-    Chat models often name several in the former (end of turn, end of text) and one in the latter.
+    They are the end-of-sequence ids of ``generation_config.json`` (chat models often name several)
+    and of the tokenizer, and the token that the chat template ends a turn with.
+
+    Raises:
+        DataError: the file is not what it must be.
     """
-    ids: set[int] = set()
+    ids = {tokenizer.eos_token_id, end_of_turn(tokenizer)} - {None}
     config = folder / "generation_config.json"
     if config.is_file():
-        named = json.loads(config.read_text()).get("eos_token_id")
+        try:
+            named = json.loads(config.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{config}: not a JSON object: {error}") from error
         ids.update(named if isinstance(named, list) else [] if named is None else [named])
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
     return tuple(sorted(ids))

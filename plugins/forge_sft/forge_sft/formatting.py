@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from forge_core import DataError, Task, TrainSequence
-from forge_core.models.prompts import encode_prompt, encode_text
+from forge_core.models.prompts import encode_prompt, encode_response
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ def to_sequence(
     max_length: int | None = None,
     overlong: Literal["drop", "truncate"] = "drop",
 ) -> TrainSequence | None:
-    """Prompt tokens, response tokens, end of sequence; the loss is on the last two.
+    """Prompt tokens, response tokens, the token that ends it; the loss is on the last two.
 
     Prompt and response are tokenized apart, as they are at inference, where the prompt's tokens
     stand before the first response token is sampled. The mask comes from their lengths.
@@ -33,15 +33,16 @@ def to_sequence(
         None where the row is left out: too long, or nothing of the response would remain.
 
     Raises:
-        DataError: the task has no response, or the tokenizer no end-of-sequence token.
+        DataError: the task has no response, the tokenizer no end-of-sequence token, or the prompt
+            not one token.
     """
     response = task.response if task.response is not None else task.answer
     if response is None:
         raise DataError(f"task {task.id!r} has neither response nor answer to imitate")
-    if tokenizer.eos_token_id is None:
-        raise DataError("the model's tokenizer has no end-of-sequence token to learn to stop with")
     prompt = encode_prompt(task.prompt, tokenizer)
-    learned = [*encode_text(response, tokenizer), tokenizer.eos_token_id]
+    if not prompt:
+        raise DataError(f"task {task.id!r}: the prompt has no token for a response to follow")
+    learned = encode_response(task.prompt, response, tokenizer)
     if max_length is not None and len(prompt) + len(learned) > max_length:
         if overlong == "drop" or len(prompt) >= max_length:
             return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable
+from string import Formatter
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forge_core import BuildContext, Settings, Task
+from forge_core import BuildContext, DataError, Settings, Task
 from forge_core.seeding import derive_seed
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -18,20 +19,29 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "*": operator.mul,
 }
 
+TEST_SHARE = 0.1
+"""Share of all problems that is held out. No setting, so that no two datasets of any settings can
+disagree on what is a test problem."""
+
+MOST_PROBLEMS = 3_000_000
+"""Each is held in memory."""
+
 
 class ArithmeticSettings(Settings):
     """Which problems there are, and which of them this dataset holds."""
 
-    operations: tuple[Literal["+", "-", "*"], ...] = Field(("+",), description="of the problems")
+    operations: tuple[Literal["+", "-", "*"], ...] = Field(
+        ("+",), min_length=1, description="of the problems"
+    )
     low: int = Field(10, ge=0, description="smallest operand")
     high: int = Field(99, ge=0, description="largest operand")
-    split: Literal["train", "test"] = Field("train", description="which part")
-    test_fraction: float = Field(
-        0.1, gt=0, lt=1, description="share of problems held out; a+b and b+a go together"
+    split: Literal["train", "test"] = Field(
+        "train",
+        description="which part: a tenth of the problems is held out as test, the same whatever "
+        "the other settings; a+b and b+a go together",
     )
-    split_seed: int = Field(0, description="seed of the split; equal for train and test")
     size: int | None = Field(
-        None, ge=1, description="that many problems, chosen at random; null: all"
+        None, ge=1, description="that many problems of the split, chosen at random; null: all"
     )
     forgotten_carry: float = Field(
         0.0,
@@ -40,21 +50,42 @@ class ArithmeticSettings(Settings):
         description="share of the sums with a carry out of the units whose demonstration (the "
         "response, never the answer) forgets it: an imperfect teacher, for RL to surpass",
     )
-    template: str = Field("{a}{op}{b}=", description="of the prompt; takes a, op and b")
+    template: str = Field(
+        "{a}{op}{b}=",
+        description="of the prompt; takes a, b and, with several operations, op",
+    )
 
     @model_validator(mode="after")
     def _sensible(self) -> ArithmeticSettings:
         if self.high < self.low:
             raise ValueError(f"high ({self.high}) is below low ({self.low})")
-        try:
-            self.template.format(a=1, op="+", b=2)
-        except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(f"template {self.template!r} does not format: {error!r}") from error
+        if len(set(self.operations)) < len(self.operations):
+            raise ValueError("operations names one twice")
+        problems = len(self.operations) * (self.high - self.low + 1) ** 2
+        if problems > MOST_PROBLEMS:
+            raise ValueError(f"{problems} problems are more than {MOST_PROBLEMS}")
+        self._check_template()
         return self
+
+    def _check_template(self) -> None:
+        try:
+            named = {name for _, name, _, _ in Formatter().parse(self.template) if name is not None}
+            if unknown := sorted(named - {"a", "b", "op"}):
+                raise ValueError(f"takes a, op and b, not {unknown[0]!r}")
+            self.template.format(a=1, op="+", b=2)
+        except ValueError as error:
+            raise ValueError(f"template {self.template!r}: {error}") from error
+        needed = {"a", "b"} | ({"op"} if len(self.operations) > 1 else set())
+        if lacking := sorted(needed - named):
+            raise ValueError(f"template {self.template!r} leaves out {lacking[0]!r}")
 
 
 class Arithmetic:
-    """All problems of one split, in a fixed order; the run shuffles them."""
+    """All problems of one split, in a fixed order; the run shuffles them.
+
+    Raises:
+        DataError: the split holds fewer problems than ``size``, or none.
+    """
 
     def __init__(self, settings: ArithmeticSettings) -> None:
         self.settings = settings
@@ -64,17 +95,18 @@ class Arithmetic:
             for op in settings.operations
             for a in operands
             for b in operands
-            if self._held_out(a, op, b) == (settings.split == "test")
+            if is_test(a, op, b) == (settings.split == "test")
         ]
-        if settings.size is not None and settings.size < len(problems):
-            seed = derive_seed(settings.split_seed, "size", settings.split)
+        wanted = settings.size or 1
+        if len(problems) < wanted:
+            raise DataError(
+                f"dataset arithmetic: {wanted} {settings.split} problems are wanted, and operands "
+                f"from {settings.low} to {settings.high} give {len(problems)}"
+            )
+        if settings.size is not None:
+            seed = derive_seed(0, "size", settings.split)
             problems = random.Random(seed).sample(problems, settings.size)
         self._problems = problems
-
-    def _held_out(self, a: int, op: str, b: int) -> bool:
-        # Twins share a key, so that knowing 12+34 does not answer a test of 34+12.
-        key = (min(a, b), op, max(a, b))
-        return derive_seed(self.settings.split_seed, *key) < self.settings.test_fraction * 2**63
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -92,8 +124,17 @@ class Arithmetic:
     def _forgets(self, a: int, op: str, b: int) -> bool:
         if op != "+" or a % 10 + b % 10 < 10:
             return False
-        chance = derive_seed(self.settings.split_seed, "demonstration", a, b) / 2**63
-        return chance < self.settings.forgotten_carry
+        return _chance("demonstration", a, b) < self.settings.forgotten_carry
+
+
+def is_test(a: int, op: str, b: int) -> bool:
+    """Whether a problem is held out. Twins are so together: 12+34 would answer a test of 34+12."""
+    return _chance(min(a, b), op, max(a, b)) < TEST_SHARE
+
+
+def _chance(*names: object) -> float:
+    """A number in [0, 1) that depends on the names alone."""
+    return derive_seed(0, *names) / 2**63
 
 
 def build(settings: ArithmeticSettings, context: BuildContext) -> Arithmetic:

@@ -61,7 +61,8 @@ def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     divergence"), GRPO (arXiv:2402.03300) eq. 4.
     """
     difference = reference - logprobs
-    return difference.exp() - difference - 1
+    # expm1, because exp(d) - 1 rounds to noise of either sign where the two policies nearly agree.
+    return difference.expm1() - difference
 
 
 def output(

@@ -22,13 +22,17 @@ class JsonlSettings(Settings):
     answer: str = Field("answer", description="field with the reference answer; may be missing")
     messages: str = Field(
         "messages",
-        description="field with a chat; an assistant message at its end is the response",
+        description="field with a chat, which counts before a prompt where a line has both; an "
+        "assistant message at its end is the response",
     )
 
 
 class Jsonl:
     """Every line is read and checked when the dataset is made, so that line 90,000 cannot fail a
     run hours later; what stays in memory is where each line begins.
+
+    Raises:
+        DataError: the file cannot be read, holds no row, or a line is wrong (names the line).
     """
 
     def __init__(self, settings: JsonlSettings) -> None:
@@ -43,9 +47,9 @@ class Jsonl:
                         self._offsets.append((offset, number))
                     offset += len(line)
         except OSError as error:
-            raise DataError(
-                f"dataset.path: cannot read {settings.path}: {error.strerror}"
-            ) from error
+            raise DataError(f"dataset jsonl: {settings.path}: {error.strerror}") from error
+        if not self._offsets:
+            raise DataError(f"dataset jsonl: {settings.path}: holds no row")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -57,52 +61,80 @@ class Jsonl:
             return self._task(file.readline(), number)
 
     def _task(self, line: bytes, number: int) -> Task:
-        where = f"{self.settings.path}:{number}"
+        where = self._where(number)
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{where}: a JSON object is needed, not {type(row).__name__}")
-        names = self.settings
-        if names.messages in row:
-            return self._chat(row, where)
+        # What writes such files often fills in null where a field is missing.
+        row = {name: value for name, value in row.items() if value is not None}
+        is_chat = self.settings.messages in row
+        return self._chat(row, number) if is_chat else self._plain(row, number)
+
+    def _plain(self, row: dict[str, Any], number: int) -> Task:
+        names, where = self.settings, self._where(number)
         prompt = _text(row, names.prompt, where)
         if names.response not in row and names.answer not in row:
             raise DataError(
                 f"{where}: neither {names.response!r} nor {names.answer!r} "
-                f"(it has: {', '.join(row) or 'nothing'})"
+                f"(it has: {', '.join(row)})"
             )
-        known = (names.prompt, names.response, names.answer)
         return Task(
-            id=where,
+            id=self._id(number),
             prompt=prompt,
             response=_text(row, names.response, where) if names.response in row else None,
             answer=_text(row, names.answer, where) if names.answer in row else None,
-            metadata={key: value for key, value in row.items() if key not in known},
+            metadata=_others(row, names.prompt, names.response, names.answer),
         )
 
-    def _chat(self, row: dict[str, Any], where: str) -> Task:
-        name = self.settings.messages
-        chat = row[name]
+    def _chat(self, row: dict[str, Any], number: int) -> Task:
+        names, where = self.settings, self._where(number)
+        chat = row[names.messages]
         if not isinstance(chat, list) or not chat:
-            raise DataError(f"{where}: {name!r} is to be a list of messages")
-        messages = []
-        for position, message in enumerate(chat):
-            if (
-                not isinstance(message, dict)
-                or message.get("role") not in ROLES
-                or not isinstance(message.get("content"), str)
-            ):
-                raise DataError(
-                    f"{where}: {name}[{position}] needs a role ({', '.join(ROLES)}) and a content"
-                )
-            messages.append(Message(message["role"], message["content"]))
+            raise DataError(f"{where}: {names.messages!r} is to be a list of messages")
+        messages = [
+            _message(message, f"{where}: {names.messages}[{position}]")
+            for position, message in enumerate(chat)
+        ]
         response = messages.pop().content if messages[-1].role == "assistant" else None
-        answer = _text(row, self.settings.answer, where) if self.settings.answer in row else None
-        if not messages or (response is None and answer is None):
-            raise DataError(f"{where}: {name!r} has no assistant message at its end to imitate")
-        return Task(id=where, prompt=tuple(messages), response=response, answer=answer)
+        answer = _text(row, names.answer, where) if names.answer in row else None
+        if response is None and answer is None:
+            raise DataError(
+                f"{where}: {names.messages!r} has no assistant message at its end to imitate, and "
+                f"there is no {names.answer!r}"
+            )
+        if not messages:
+            raise DataError(f"{where}: {names.messages!r} has nothing before the response")
+        return Task(
+            id=self._id(number),
+            prompt=tuple(messages),
+            response=response,
+            answer=answer,
+            metadata=_others(row, names.messages, names.answer),
+        )
+
+    def _where(self, number: int) -> str:
+        return f"{self.settings.path}:{number}"
+
+    def _id(self, number: int) -> str:
+        # Without the folder, so that seeds derived from it are the same on every machine.
+        return f"{self.settings.path.name}:{number}"
+
+
+def _message(message: object, where: str) -> Message:
+    if (
+        isinstance(message, dict)
+        and message.get("role") in ROLES
+        and isinstance(message.get("content"), str)
+    ):
+        return Message(message["role"], message["content"])
+    raise DataError(f"{where} needs a role ({', '.join(ROLES)}) and a content that is text")
+
+
+def _others(row: dict[str, Any], *known: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in known}
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:

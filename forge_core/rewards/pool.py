@@ -231,15 +231,14 @@ class RewardPool:
     # Results.
 
     def _fill(self, episode: Episode, results: Mapping[str, Result]) -> None:
-        total = 0.0
-        for name, part in self._parts.items():
-            result = results[name]
-            if isinstance(result, str):
-                episode.failures[name] = result
-                result = part.failure_reward
-            episode.rewards[name] = result
-            total += part.weight * result
-        episode.reward = total
+        episode.failures = {
+            part: cause for part, cause in results.items() if isinstance(cause, str)
+        }
+        episode.rewards = {
+            part: self._parts[part].failure_reward if isinstance(result, str) else result
+            for part, result in results.items()
+        }
+        episode.reward = sum(self._parts[part].weight * r for part, r in episode.rewards.items())
 
     def _report(self, part: str, call: _Call) -> None:
         """Count a part's failures and tell of them; a part that only failed is a bug."""

@@ -95,8 +95,8 @@ def diff(app: Forge, left: str, right: str) -> None:
     A and B are presets, YAML files or run folders. FORGE_* variables are left out.
     """
     from forge_core.config.explain import differences
-    from forge_core.config.layers import ENVIRONMENT_PREFIX
     from forge_core.config.resolve import resolve
+    from forge_core.config.sources import ENVIRONMENT_PREFIX
 
     # They would lie over both sides and hide what differs.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from forge_core.component import Selection
-from forge_core.config.layers import at, component_name
+from forge_core.config.layers import at
+from forge_core.config.precedence import component_name
 from forge_core.config.problems import translate
 from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS, KERNEL_KEYS
 from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain

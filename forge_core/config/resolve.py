@@ -15,19 +15,9 @@ from pydantic import BaseModel
 
 from forge_core.component import Placement, Selection
 from forge_core.config.effective import Provenance, effective_tree, provenance_of, to_yaml
-from forge_core.config.layers import (
-    Layer,
-    component_name,
-    default_layer,
-    environment_layer,
-    merged_sections,
-    model_layers,
-    override_layer,
-    recipe_layer,
-    source_layers,
-    stage_names,
-)
+from forge_core.config.layers import Layer, default_layer, recipe_layer
 from forge_core.config.parse import SectionParser
+from forge_core.config.precedence import component_name, merged_sections, stage_names
 from forge_core.config.sections import (
     CheckpointingSection,
     DistributedSection,
@@ -35,6 +25,12 @@ from forge_core.config.sections import (
     ModelSection,
     SamplingSection,
     TrainingSection,
+)
+from forge_core.config.sources import (
+    environment_layer,
+    model_layers,
+    override_layer,
+    source_layers,
 )
 from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, merge, plain
 from forge_core.errors import ConfigError, PluginError

@@ -152,7 +152,14 @@ TRAINING = (
         ),
         ("recipe: null\n", "a.yaml:1: recipe: cannot be null"),
         ("runtime: null\n", "a.yaml:1: runtime: cannot be null"),
-        ("name: [a]\n", "a.yaml:1: name: must be text, the run's name"),
+        (
+            "name: ../up\n",
+            "a.yaml:1: name: must be a name for the run's folder, without slashes",
+        ),
+        (
+            "stages: {a.b: {}}\n",
+            "a.yaml:1: stages.a.b: a stage's name is made of letters, digits, _ and -",
+        ),
         ("stages: [a]\n", "a.yaml:1: stages: must be a mapping of stages, in their order"),
         ("stages: {a: 3}\n", "a.yaml:1: stages.a: must be a mapping of sections; not '3'"),
         (

@@ -390,6 +390,14 @@ def test_extends_a_file_beside_it_or_a_preset(read: Read, write: Write) -> None:
     assert config.provenance["stages.grpo.training.steps"].layer == "preset two-stages"
 
 
+def test_extends_means_the_folder_of_the_file(read: Read, write: Write) -> None:
+    write("base.yaml", "training: {seed: 1}\n")
+    path = write("deep/a.yaml", "extends: base.yaml\n")
+    assert problems(read, path) == [
+        "deep/a.yaml:1: extends: deep/base.yaml: no such file",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -398,7 +406,7 @@ def test_extends_a_file_beside_it_or_a_preset(read: Read, write: Write) -> None:
         ("extends: [b]\n", "a.yaml:1: extends: must be a file or a preset's name"),
         (
             "extends: two-stage\n",
-            "a.yaml:1: extends: two-stage: no such file, and no preset is called 'two-stage'; "
+            "a.yaml:1: extends: no such file beside it, and no preset is called 'two-stage'; "
             "did you mean 'two-stages'?; installed: two-stages; "
             "installed plugins were not looked for",
         ),

@@ -144,17 +144,17 @@ async def test_a_single_episode_cannot_show_a_bug(pool_of, part, episodes):
 async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere(
     pool_of, part, episodes, monkeypatch
 ):
-    monkeypatch.setattr(pool_module, "HOPELESS", 3)
+    monkeypatch.setattr(pool_module, "HOPELESS", 2)
     pool = pool_of({"math": part(deadline=0.05)})
     with pytest.raises(RunFailed) as caught:
         await pool.score(episodes(*["hang"] * 64))
     assert str(caught.value) == (
-        "reward 'math' failed on the first 3 of 64 episodes: deadline of 0.05 s passed"
+        "reward 'math' failed on the first 2 of 64 episodes: deadline of 0.05 s passed"
     )
     # One that is judged shows that the part works; then every hang is the sample's own.
-    scored = episodes("1", *["hang"] * 3)
+    scored = episodes("1", *["hang"] * 2)
     await pool.score(scored)
-    assert [len(episode.failures) for episode in scored] == [0, 1, 1, 1]
+    assert [len(episode.failures) for episode in scored] == [0, 1, 1]
 
 
 async def test_the_report_of_a_crash_brings_the_end_of_the_log(pool_of, part, episodes):

@@ -135,7 +135,7 @@ def _print_yaml(text: str) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
-    Console().print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    Console().print(Syntax(text, "yaml", theme="ansi_dark", word_wrap=True))
 
 
 def _explanation(item: Explanation, asked: str) -> list[str]:

@@ -55,8 +55,14 @@ class _Dumper(yaml.SafeDumper):
         style = '"' if re.search("[\r\x85\u2028\u2029]", text) else None
         return self.represent_scalar(_TAG + "str", text, style)
 
+    def represent_items(self, items: list[Any]) -> yaml.SequenceNode:
+        """A list of single values stands on one line."""
+        flat = not any(isinstance(item, list | dict) for item in items)
+        return self.represent_sequence(_TAG + "seq", items, flow_style=flat or None)
+
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(list, _Dumper.represent_items)
 for _kind, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)
     _Dumper.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), _first)

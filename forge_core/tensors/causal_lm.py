@@ -40,20 +40,18 @@ class CausalLM:
     def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
         self.model = model.eval()
         self._shape = _logit_shape(model.config.get_text_config())
+        kind = model.config.model_type
         with torch.no_grad():
-            self.packed = packed and self._try_packed()
             self.chunked = self._try_head()
-        if packed and not self.packed:
-            warnings.warn(
-                f"{model.config.model_type}: cannot run packed; sequences are padded instead",
-                stacklevel=2,
-            )
+            self.packed = packed and self.chunked and self._try_packed()
         if not self.chunked:
             warnings.warn(
-                f"{model.config.model_type}: its logits are not hidden states times a matrix; its "
-                "own forward pass is used, which needs more memory",
+                f"{kind}: its logits are not hidden states times a matrix; its own forward pass "
+                "is used, which needs more memory",
                 stacklevel=2,
             )
+        elif packed and not self.packed:
+            warnings.warn(f"{kind}: cannot run packed; sequences are padded instead", stacklevel=2)
 
     def score(
         self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False
@@ -73,7 +71,8 @@ class CausalLM:
             return nothing, nothing.clone() if with_entropy else None
         if not self.chunked:
             return self._score_by_forward(batch, temperature, with_entropy)
-        hidden = gather_rows(self._hidden(batch), batch.targets - 1)
+        whole = self._packed_hidden(batch) if self.packed else self._padded_hidden(batch)
+        hidden = gather_rows(whole, batch.targets - 1)
         head = self.model.get_output_embeddings()
         scale, softcap = self._shape
         return token_logprobs(
@@ -85,22 +84,23 @@ class CausalLM:
             with_entropy=with_entropy,
         )
 
-    def _hidden(self, batch: PackedBatch) -> torch.Tensor:
-        """Output of the model below its head. [T, H]"""
-        base = self.model.base_model
-        if not self.packed:
-            tokens, mask = _pad(batch.tokens, batch.lengths)
-            hidden = base(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
-            return gather_rows(hidden.flatten(0, 1), mask.flatten().nonzero().squeeze(1))
-        layout = attention.plan(batch.lengths, batch.tokens.device)
-        output = base(
+    def _packed_hidden(self, batch: PackedBatch) -> torch.Tensor:
+        """Output of the model below its head, sequences end to end. [T, H]"""
+        output = self.model.base_model(
             input_ids=batch.tokens[None],
             position_ids=batch.positions[None],
             use_cache=False,
-            packed_layout=layout,
+            packed_layout=attention.plan(batch.lengths, batch.tokens.device),
         )
-        packed: torch.Tensor = output.last_hidden_state[0]
-        return packed
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _padded_hidden(self, batch: PackedBatch) -> torch.Tensor:
+        """The same with a row for each sequence. [T, H]"""
+        tokens, mask = _pad(batch.tokens, batch.lengths)
+        output = self.model.base_model(input_ids=tokens, attention_mask=mask, use_cache=False)
+        rows = mask.flatten().nonzero().squeeze(1)
+        return gather_rows(output.last_hidden_state.flatten(0, 1), rows)
 
     def _score_by_forward(
         self, batch: PackedBatch, temperature: float, with_entropy: bool
@@ -150,8 +150,7 @@ class CausalLM:
         attention.register()
         try:
             self.model.set_attn_implementation(attention.PACKED)
-            self.packed = True
-            fits = _close(self._hidden(batch), expected)
+            fits = _close(self._packed_hidden(batch), expected)
         except (NotImplementedError, TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
@@ -171,18 +170,12 @@ class CausalLM:
             return False
         batch = self._trial()
         tokens, mask = _pad(batch.tokens, batch.lengths)
-        extras: dict[str, Any] = {"attention_mask": mask}
-        if self.packed:
-            tokens = batch.tokens[None]
-            extras = {"position_ids": batch.positions[None]}
-            extras["packed_layout"] = attention.plan(batch.lengths, tokens.device)
-        expected = self.model(input_ids=tokens, use_cache=False, **extras).logits
-        expected = expected[0] if self.packed else expected[mask]
+        output = self.model(input_ids=tokens, attention_mask=mask, use_cache=False)
         scale, softcap = self._shape
-        logits = head(self._hidden(batch)) * scale
+        logits = head(self._padded_hidden(batch)) * scale
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        return _close(logits, expected)
+        return _close(logits, output.logits[mask])
 
     def _trial(self) -> PackedBatch:
         """A small batch of random tokens."""

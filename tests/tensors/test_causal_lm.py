@@ -1,0 +1,156 @@
+"""Every kind of causal language model gets the same scores as when run one sequence at a time."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from forge_core.tensors.batch import PackedBatch, pack
+from forge_core.tensors.causal_lm import CausalLM
+from forge_core.types import TrainSequence
+
+COMMON = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 1,
+}
+KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "qwen3": (True, {"tie_word_embeddings": True}),
+    "llama": (True, {}),
+    "cohere": (True, {"logit_scale": 0.5}),
+    "granite": (True, {"logits_scaling": 4.0}),
+    "gpt2": (True, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "gemma2": (False, {"sliding_window": 8, "final_logit_softcapping": 5.0}),
+    "mistral": (False, {"sliding_window": 8}),
+    "bloom": (False, {"n_layer": 2, "n_head": 4}),
+    "mamba": (False, {}),
+}
+"""Model type -> whether it can be run packed, and config beside ``COMMON``."""
+
+
+def _model(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **COMMON, **KINDS[kind][1])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def _sequences() -> list[TrainSequence]:
+    draw = random.Random(0)
+    return [
+        TrainSequence(
+            [draw.randrange(50) for _ in range(length)],
+            [False, *(draw.random() < 0.7 for _ in range(length - 1))],
+        )
+        for length in (9, 3, 20, 1, 20, 41)
+    ]
+
+
+def _plain(
+    model: PreTrainedModel, sequences: list[TrainSequence], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs, entropies = [], []
+    for sequence in sequences:
+        tokens = torch.tensor(sequence.tokens)
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+        log_p = (logits / temperature).log_softmax(-1)
+        trained = torch.tensor(sequence.loss_mask)[1:]
+        logprobs.append(log_p.gather(1, tokens[1:, None])[:, 0][trained])
+        entropies.append(-(log_p.exp() * log_p).sum(-1)[trained])
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _gradients(model: PreTrainedModel, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def _quietly(model: PreTrainedModel, **options: Any) -> CausalLM:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CausalLM(model, **options)
+
+
+def _check(model: PreTrainedModel, lm: CausalLM, expected: Any, gradients: Any) -> None:
+    logprobs, entropies = lm.score(pack(_sequences()), temperature=0.8, with_entropy=True)
+    assert entropies is not None
+    torch.testing.assert_close(logprobs, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropies, expected[1], rtol=1e-5, atol=1e-5)
+    actual = _gradients(model, logprobs.sum() + 0.3 * entropies.sum())
+    assert actual.keys() == gradients.keys()
+    for name, gradient in actual.items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_and_gradients_are_those_of_a_plain_forward_pass(kind: str) -> None:
+    model = _model(kind)
+    expected = _plain(model, _sequences(), 0.8)
+    gradients = _gradients(model, expected[0].sum() + 0.3 * expected[1].sum())
+    expected = tuple(x.detach() for x in expected)
+    lm = _quietly(model)
+    assert lm.packed == KINDS[kind][0]
+    assert lm.chunked
+    _check(model, lm, expected, gradients)
+
+
+def test_a_model_with_a_head_of_its_own_is_run_as_it_is() -> None:
+    model = _model("llama")
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output.sin() * 2)
+    expected = _plain(model, _sequences(), 0.8)
+    gradients = _gradients(model, expected[0].sum() + 0.3 * expected[1].sum())
+    model.set_output_embeddings(torch.nn.Sequential(model.lm_head))
+    with pytest.warns(UserWarning, match="its own forward pass is used"):
+        lm = CausalLM(model)
+    assert not lm.chunked
+    renamed = {n.replace("lm_head", "lm_head.0"): g for n, g in gradients.items()}
+    _check(model, lm, tuple(x.detach() for x in expected), renamed)
+
+
+def test_a_model_that_cannot_be_packed_says_so_and_keeps_its_attention() -> None:
+    model = _model("mistral")
+    own = model.config._attn_implementation
+    with pytest.warns(UserWarning, match="mistral: cannot run packed"):
+        CausalLM(model)
+    assert model.config._attn_implementation == own
+
+
+def test_padding_can_be_chosen() -> None:
+    model = _model("qwen3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm = CausalLM(model, packed=False)
+    expected, _ = _plain(model, _sequences(), 1.0)
+    torch.testing.assert_close(lm.score(pack(_sequences()))[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_trained_gives_nothing() -> None:
+    batch: PackedBatch = pack([TrainSequence([1, 2], [False, False])])
+    logprobs, entropies = _quietly(_model("qwen3")).score(batch, with_entropy=True)
+    assert logprobs.shape == (0,)
+    assert logprobs.requires_grad
+    assert entropies is not None
+
+
+def test_no_padded_token_is_computed() -> None:
+    model = _model("qwen3")
+    lm = _quietly(model)
+    seen: list[int] = []
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda module, inputs: seen.append(inputs[0].shape[:-1].numel())
+    )
+    lm.score(pack(_sequences()))
+    assert seen == [9 + 3 + 20 + 1 + 20 + 41]

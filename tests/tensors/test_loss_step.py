@@ -1,0 +1,105 @@
+"""Around a loss: what it returns is checked, added up and reported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forge_core.config.sections import TrainingSection
+from forge_core.errors import RunFailed, UsageError
+from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
+from forge_core.tensors.mismatch import add_mismatch
+from forge_core.tensors.schedule import learning_rate
+
+
+class Returns:
+    needs = frozenset({"weights"})
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __call__(self, logprobs: object, batch: object, entropy: object) -> object:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+def _batch() -> LossBatch:
+    return LossBatch(torch.zeros(2, dtype=torch.int64), 1, {"weights": torch.tensor([1.0, 2.0])})
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3.0, "returned float, not LossOutput"),
+        (LossOutput(torch.zeros(2), 2), r"a sum of shape \[2\]"),
+        (LossOutput(torch.zeros(()), torch.ones(3)), r"a count of shape \[3\]"),
+        (ZeroDivisionError("no"), "ZeroDivisionError: no"),
+    ],
+)
+def test_a_loss_that_returns_something_else_is_named(value: object, message: str) -> None:
+    with pytest.raises(RunFailed, match=f"loss Returns: .*{message}"):
+        run_loss(Returns(value), torch.zeros(2), _batch(), None)  # type: ignore[arg-type]
+
+
+def test_a_field_that_lacks_is_named() -> None:
+    batch = LossBatch(torch.zeros(0), 0, {"other": torch.zeros(0)})
+    with pytest.raises(UsageError, match=r"'weights'.*it gives: other"):
+        run_loss(Returns(None), torch.zeros(0), batch, None)  # type: ignore[arg-type]
+
+
+def test_metrics_add_up_to_one_mean() -> None:
+    metrics = MetricSums()
+    metrics.add_all({"a": (torch.tensor(6.0), 2), "never": (0.0, 0)})
+    metrics.add_all({"a": (4.0, torch.tensor(3))})
+    metrics.add_max("m", torch.tensor(1.0))
+    metrics.add_max("m", -5.0)
+    assert metrics.means() == {"a": 2.0, "m": 1.0}
+
+
+def test_trouble_says_what_led_there() -> None:
+    sums = LossSums()
+    logprobs = torch.tensor([-0.5, float("-inf")])
+    sums.add(LossOutput(torch.tensor(1.0), 2), torch.zeros(2), _batch())
+    assert sums.trouble() is None
+    assert (sums.total, sums.count) == (1.0, 2.0)
+    sums.add(LossOutput(torch.tensor(float("inf")), 2), logprobs, _batch())
+    assert sums.trouble() == (
+        "the loss is inf over a count of 2 in micro-batch 2 of 2 (1 sequences, 2 trained tokens; "
+        "logprobs -0.5 to -0.5 and 1 not finite, weights 1 to 2)"
+    )
+
+
+def test_mismatch_of_a_known_difference() -> None:
+    metrics = MetricSums()
+    add_mismatch(metrics, torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.0]))
+    add_mismatch(metrics, torch.zeros(0), torch.zeros(0))
+    means = metrics.means()
+    assert means["mismatch/logprob_abs_mean"] == pytest.approx(0.25)
+    assert means["mismatch/logprob_abs_max"] == pytest.approx(0.5)
+    assert means["mismatch/kl"] == pytest.approx((torch.tensor(0.5).exp().item() - 1.5) / 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25, 0]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.8535534, 0.5, 0.1464466, 0]),
+    ],
+)
+def test_the_course_of_the_learning_rate(schedule: str, expected: list[float]) -> None:
+    training = TrainingSection.model_validate(
+        {"schedule": schedule, "steps": 6, "warmup_steps": 2, "learning_rate": 2.0}
+    )
+    rates = [learning_rate(training, step) for step in range(7)]
+    assert rates == pytest.approx([2 * part for part in expected])
+
+
+def test_a_schedule_that_is_all_warmup_or_endless() -> None:
+    short = TrainingSection(schedule="linear", steps=2, warmup_steps=5, learning_rate=6.0)
+    assert [learning_rate(short, step) for step in (0, 1)] == [1.0, 2.0]
+    with pytest.raises(UsageError, match=r"training\.steps"):
+        learning_rate(TrainingSection(schedule="cosine"), 0)
+    assert learning_rate(TrainingSection(learning_rate=0.5), 10**6) == 0.5

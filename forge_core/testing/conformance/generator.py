@@ -208,7 +208,7 @@ class GeneratorConformance:
     async def test_all_tokens_come_about_as_often_as_they_should(
         self, generator: Generator, model: PreTrainedModel
     ) -> None:
-        """Chi-square of 2,000 first tokens; 1 in 10,000 right generators would fail another seed."""
+        """Chi-square of 2,000 first tokens; of 10,000 seeds, one would fail a right generator."""
         sampling = Sampling(max_tokens=1, n=2000, seed=5)
         completions = await generator.generate(PROMPTS[1], sampling)
         counts = torch.zeros(model.config.vocab_size)

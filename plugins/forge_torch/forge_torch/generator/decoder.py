@@ -53,6 +53,7 @@ class Decoder(Protocol):
         ...
 
 
+@torch.inference_mode()
 def choose_decoder(model: PreTrainedModel, reload: Callable[[], PreTrainedModel]) -> Decoder:
     """The fastest decoder that computes what the model's own forward pass does, as just measured.
 
@@ -63,36 +64,19 @@ def choose_decoder(model: PreTrainedModel, reload: Callable[[], PreTrainedModel]
     Raises:
         DataError: none does; the architecture keeps more than keys and values between tokens.
     """
-    with torch.inference_mode():
-        expected = _reference_logits(model)
-        tolerance = _tolerance(expected, model.dtype)
-        name = model.config.model_type
-        if LlamaDecoder.supports(model):
-            fast = LlamaDecoder(model)
-            difference = _difference(fast, expected)
-            if difference <= tolerance:
-                return fast
-            _log.warning(
-                "fast decoding of %s differs from its forward pass by %.1e; decoding with the "
-                "model's own modules",
-                name,
-                difference,
-            )
-            model = reload()
-        general = HFDecoder(model)
-        try:
-            difference = _difference(general, expected)
-        except Exception as error:
-            raise DataError(
-                f"generator torch cannot decode {name} models with a key-value cache: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if difference > tolerance:
-            raise DataError(
-                f"generator torch cannot decode {name} models: with a key-value cache, logits "
-                f"differ from the forward pass by {difference:.1e}"
-            )
-        return general
+    name = model.config.model_type
+    expected = _reference_logits(model)
+    tolerance = _tolerance(expected, model.dtype)
+    if LlamaDecoder.supports(model):
+        decoder = _try(LlamaDecoder, model, expected, tolerance)
+        if not isinstance(decoder, str):
+            return decoder
+        _log.warning("generator torch decodes %s the slow way: %s", name, decoder)
+        model = reload()
+    decoder = _try(HFDecoder, model, expected, tolerance)
+    if isinstance(decoder, str):
+        raise DataError(f"generator torch cannot decode {name} models: {decoder}")
+    return decoder
 
 
 _PROBES = ((1, 2, 3, 4, 5, 6, 7), (3, 2, 1, 0))
@@ -113,10 +97,29 @@ def _reference_logits(model: PreTrainedModel) -> torch.Tensor:
     return torch.stack(logits)
 
 
-def _difference(decoder: Decoder, expected: torch.Tensor) -> float:
-    """Largest difference of any logit between cached decoding and the forward pass."""
+def _try(
+    kind: Callable[[PreTrainedModel], Decoder],
+    model: PreTrainedModel,
+    expected: torch.Tensor,
+    tolerance: float,
+) -> Decoder | str:
+    """The decoder, or what is wrong with it."""
+    try:
+        decoder = kind(model)
+        difference = float((_cached_logits(decoder, expected.device) - expected).abs().max())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if difference <= tolerance:
+        return decoder
+    return (
+        f"with a cache of keys and values, logits differ from the forward pass by {difference:.1e} "
+        f"(allowed: {tolerance:.1e})"
+    )
+
+
+def _cached_logits(decoder: Decoder, device: torch.device) -> torch.Tensor:
+    """The same as ``_reference_logits``, by a prefill and two steps of both probes together."""
     probes = _probes(decoder.vocab_size)
-    device = expected.device
     prompts = [probe[:-2] for probe in probes]
     width = max(map(len, prompts))
     padded = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
@@ -127,8 +130,7 @@ def _difference(decoder: Decoder, expected: torch.Tensor) -> float:
         cache.extend()
         tokens = torch.tensor([[probe[place]] for probe in probes], device=device)
         logits.append(decoder.forward(tokens, cache))
-    difference = torch.stack(logits, dim=1).float() - expected
-    return float(difference.abs().max().nan_to_num(torch.inf))
+    return torch.stack(logits, dim=1).float()
 
 
 def _tolerance(expected: torch.Tensor, dtype: torch.dtype) -> float:

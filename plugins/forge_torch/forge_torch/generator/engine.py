@@ -16,7 +16,7 @@ import torch
 
 from forge_core.errors import RunFailed
 from forge_core.types import Completion, FinishReason, Sampling
-from forge_torch.generator.cache import KVCache, fill_holes
+from forge_torch.generator.cache import fill_holes
 from forge_torch.generator.decoder import Decoder
 from forge_torch.generator.sampling import BatchSampler, uniform_stream
 

@@ -81,7 +81,7 @@ class TorchGenerator:
         return completions
 
     async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
-        """Swap the weights between two steps. Rows in flight go on with the keys and values they have.
+        """Swap the weights between two steps. Rows in flight keep their keys and values.
 
         So later tokens of a row in flight are sampled by the new weights over a past that the old
         ones saw; prompts that come later are the new weights' alone.
@@ -210,15 +210,17 @@ def _device(wanted: str) -> torch.device:
 
 
 def _window(model: PreTrainedModel, wanted: int | None) -> int:
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if wanted is None and limit is None:
-        raise ConfigError(
-            "generator.max_model_len: give it, for the model's config does not say how many "
-            "positions the model knows"
-        )
-    if wanted is not None and limit is not None and wanted > limit:
+    config = model.config.get_text_config()
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        if wanted is None:
+            raise ConfigError(
+                "generator.max_model_len: give it, for the model's config does not say how many "
+                "positions the model knows"
+            )
+        return wanted
+    if wanted is not None and wanted > limit:
         raise ConfigError(
             f"generator.max_model_len: {wanted} is more than the {limit} positions the model knows"
         )
-    window: int = limit if wanted is None else wanted
-    return window
+    return wanted or limit

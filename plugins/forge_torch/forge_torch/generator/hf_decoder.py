@@ -40,7 +40,8 @@ class HFDecoder:
         return logits
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        return self._model.state_dict()
+        weights: dict[str, torch.Tensor] = self._model.state_dict()
+        return weights
 
     def shapes(self) -> Mapping[str, torch.Size]:
         return {name: tensor.shape for name, tensor in self.weights().items()}

@@ -73,10 +73,9 @@ class LlamaDecoder:
     def forward(self, tokens: torch.Tensor, cache: KVCache) -> torch.Tensor:
         batch, new = tokens.shape
         rotation = self._rotation(cache)
-        if new == cache.length:
-            attend, mask = self._attend_all, _causal_mask(cache)
-        else:
-            attend, mask = self._attend_one, self._bias(cache)
+        all_new = new == cache.length
+        attend = self._attend_all if all_new else self._attend_one
+        mask = (_causal_mask(cache) if all_new else self._bias(cache)) if cache.ragged else None
         hidden = F.embedding(tokens.view(-1), self._weights.embedding)  # [B new, E]
         for index, layer in enumerate(self._weights.layers):
             normed = self._rms_norm(hidden, layer.input_norm)
@@ -102,23 +101,24 @@ class LlamaDecoder:
             mixed = torch.mm(hidden, layer.qkv)
         else:
             mixed = torch.addmm(layer.qkv_bias, hidden, layer.qkv)
-        counts = (self._heads, self._kv_heads)
+        counts = [self._heads, self._kv_heads]
         heads = mixed.view(-1, sum(counts) + self._kv_heads, self._head_dim)
-        rotated, value = heads.split((sum(counts), self._kv_heads), dim=1)
+        rotated, value = torch.split(heads, [sum(counts), self._kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             rotated = self._unit_rms(rotated)
-            query, key = rotated.split(counts, dim=1)
+            query, key = torch.split(rotated, counts, dim=1)
             query.mul_(layer.query_norm)
             key.mul_(layer.key_norm)
-        query, key = _rotate(rotated, rotation).split(counts, dim=1)
+        query, key = torch.split(_rotate(rotated, rotation), counts, dim=1)
         return query, key, value
 
     def _attend_all(
         self, cache: KVCache, layer: int, qkv: _QKV, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Every token of an all new cache to those before it. Mask [B, 1, T, T] or None."""
+        """Every token of an all new cache to itself and those before. Mask [B, 1, T, T]."""
         query, key, value = (
-            part.unflatten(0, (-1, cache.length)).transpose(1, 2) for part in qkv
+            part.view(len(cache.starts), cache.length, -1, self._head_dim).transpose(1, 2)
+            for part in qkv
         )  # [B, heads, T, D]
         cache.write(layer, key, value)
         attended = F.scaled_dot_product_attention(
@@ -127,20 +127,20 @@ class LlamaDecoder:
         return attended.transpose(1, 2).reshape(-1, self._heads * self._head_dim)
 
     def _attend_one(
-        self, cache: KVCache, layer: int, qkv: _QKV, bias: torch.Tensor
+        self, cache: KVCache, layer: int, qkv: _QKV, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """One query a row: two plain products, which beat fused kernels on a CPU there.
 
         Heads that share a key head are taken as so many queries of it, so nothing is repeated.
-        Bias [B K, H / K, T], or any one number where all rows are equally long.
+        Bias [B K, H / K, T].
         """
         query, key, value = qkv
         keys, values = cache.write_column(layer, key, value)  # [B, K, D, T], [B, K, T, D]
         scores = torch.baddbmm(
-            bias,
+            self._zero if bias is None else bias,
             query.reshape(-1, self._heads // self._kv_heads, self._head_dim),
             keys.flatten(0, 1),
-            beta=int(cache.ragged),
+            beta=0 if bias is None else 1,
             alpha=self._scaling,
         )
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
@@ -148,8 +148,6 @@ class LlamaDecoder:
 
     def _bias(self, cache: KVCache) -> torch.Tensor:
         """What is added to the scores of one query a row: -inf where it must not look."""
-        if not cache.ragged:
-            return self._zero
         visible = cache.visible()[:, None, None]
         bias = torch.zeros_like(visible, dtype=self._zero.dtype).masked_fill_(~visible, -torch.inf)
         groups = self._heads // self._kv_heads
@@ -181,17 +179,15 @@ class LlamaDecoder:
 
 def _rotate(heads: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     """Rotate each pair of dimensions. [N, heads, D], [N, 1, D / 2] -> [N, heads, D]"""
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(torch.unflatten(heads.float(), -1, (-1, 2)))
     return torch.view_as_real(pairs * rotation).flatten(-2).to(heads.dtype)
 
 
-def _causal_mask(cache: KVCache) -> torch.Tensor | None:
-    """What each token of an all new cache sees; None: all before it. [B, 1, T, T] bool
+def _causal_mask(cache: KVCache) -> torch.Tensor:
+    """What each token of an all new cache sees. [B, 1, T, T] bool
 
     Columns before a row's start see themselves: a softmax over nothing would be NaN, and spread.
     """
-    if not cache.ragged:
-        return None
     visible = cache.visible()[:, None, None]
     causal = visible.new_ones(cache.length, cache.length).tril_()
     themselves = torch.eye(cache.length, dtype=torch.bool, device=causal.device)

@@ -87,11 +87,11 @@ class LlamaWeights:
         names = ("q_proj", "k_proj", "v_proj")
         sources = [getattr(attention, name).weight for name in names]
         joined = _empty(sources[0], sources[0].shape[1], sum(len(source) for source in sources))
-        parts = joined.split([len(source) for source in sources], dim=1)
+        parts = torch.split(joined, [len(source) for source in sources], dim=1)
         for name, source, part in zip(names, sources, parts, strict=True):
             view = part.t()
             if name != "v_proj":
-                view = part.unflatten(1, (-1, self._head_dim // 2, 2)).permute(1, 3, 2, 0)
+                view = torch.unflatten(part, 1, (-1, self._head_dim // 2, 2)).permute(1, 3, 2, 0)
             self._fill(f"{prefix}.{name}.weight", view, source)
         return joined
 
@@ -101,11 +101,11 @@ class LlamaWeights:
         if sources[0] is None:
             return None
         joined = _empty(sources[0], sum(len(source) for source in sources))
-        parts = joined.split([len(source) for source in sources])
+        parts = torch.split(joined, [len(source) for source in sources])
         for name, source, part in zip(names, sources, parts, strict=True):
             view = part
             if name != "v_proj":
-                view = part.unflatten(0, (-1, self._head_dim // 2, 2)).transpose(1, 2)
+                view = torch.unflatten(part, 0, (-1, self._head_dim // 2, 2)).transpose(1, 2)
             self._fill(f"{prefix}.{name}.bias", view, source)
         return joined
 

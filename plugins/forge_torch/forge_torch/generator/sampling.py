@@ -118,4 +118,6 @@ def inverse_cdf(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     # The sum is 1 but for rounding; one part in 2**40 off keeps the product strictly below it.
     total = cumulative[:, -1:] * (1 - 2**-40)
-    return torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * total, right=True).squeeze(-1)
+    tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * total, right=True).squeeze(-1)
+    # NaN is behind all; the id must stay one, for the engine to see the NaN in its logprob.
+    return tokens.clamp_(max=logprobs.shape[-1] - 1)

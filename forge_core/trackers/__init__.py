@@ -1,0 +1,1 @@
+"""Listeners to a run: ``console`` for a person, ``jsonl`` for programs, ``tensorboard``."""

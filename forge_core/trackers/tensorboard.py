@@ -1,0 +1,80 @@
+"""Tracker ``tensorboard``: scalars in the run folder's ``tensorboard/``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from forge_core.component import BuildContext, Component, Settings
+from forge_core.errors import UsageError
+from forge_core.run.records import Event, RunInfo, StepRecord, Summary
+from forge_core.types import Episode
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FOLDER = "tensorboard"
+
+
+class TensorboardSettings(Settings):
+    """Nothing to set."""
+
+
+class TensorboardTracker:
+    """Writes metrics, timings and held-out scores over the run's steps.
+
+    Args:
+        make_writer: TensorBoard's ``SummaryWriter``.
+    """
+
+    def __init__(self, make_writer: Callable[..., SummaryWriter]) -> None:
+        self._make_writer = make_writer
+        self._writer: SummaryWriter | None = None
+
+    def start(self, run: RunInfo) -> None:
+        """Open the event file; what a resumed run does again replaces what stood there."""
+        again_from = None if run.resumed_from is None else run.resumed_from + 1
+        self._writer = self._make_writer(log_dir=str(run.folder / FOLDER), purge_step=again_from)
+
+    def step(self, record: StepRecord) -> None:
+        """Write every metric under its name and every timing under ``timing/``."""
+        assert self._writer is not None
+        for name, value in record.metrics.items():
+            self._writer.add_scalar(name, value, record.step)
+        for name, value in record.timing.items():
+            self._writer.add_scalar(f"timing/{name}", value, record.step)
+
+    def event(self, event: Event) -> None:
+        """Write held-out scores under ``score/``; other events are no scalars."""
+        if event.kind != "evaluation":
+            return
+        assert self._writer is not None
+        step = event.data["step"]
+        self._writer.add_scalar("score/mean", event.data["score"], step)
+        for part, value in event.data["parts"].items():
+            self._writer.add_scalar(f"score/{part}", value, step)
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Episodes stand in ``episodes.jsonl``."""
+
+    def finish(self, summary: Summary) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def build_tensorboard(settings: TensorboardSettings, context: BuildContext) -> TensorboardTracker:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UsageError(
+            f"tracker tensorboard: {error}; pip install 'forge-rl-core[tensorboard]'"
+        ) from error
+    return TensorboardTracker(SummaryWriter)
+
+
+TENSORBOARD = Component(
+    name="tensorboard",
+    settings=TensorboardSettings,
+    build=build_tensorboard,
+    summary="scalars for TensorBoard in the run folder",
+)

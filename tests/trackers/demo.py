@@ -1,0 +1,222 @@
+"""A made-up run to look at: ``python tests/trackers/demo.py [--view live] [--seconds 20]``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from forge_core.protocols import Tracker
+from forge_core.run.records import Evaluation, Event, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.types import Completion, Episode, Task, Turn
+
+STAGES = (
+    StageInfo(name="sft", recipe="sft", steps=120),
+    StageInfo(name="grpo", recipe="grpo", steps=180),
+)
+COMPONENTS = {
+    "generator": "torch",
+    "trainer": "torch",
+    "loss": "grpo",
+    "transport": "memory",
+    "runtime": "local",
+}
+
+
+def replay(
+    trackers: Sequence[Tracker],
+    folder: Path,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
+    outcome: str = "finished",
+) -> Summary:
+    """Tell the trackers of a run of two stages that learns addition.
+
+    Args:
+        clock: seconds since the epoch.
+        pause: called with each step's seconds.
+        outcome: ``finished``, or ``failed`` in the middle of the second stage.
+    """
+    rng = random.Random(0)
+    began = clock()
+    for tracker in trackers:
+        tracker.start(RunInfo(name="demo", folder=folder, stages=STAGES, components=COMPONENTS))
+    evaluations: list[Evaluation] = []
+    record: StepRecord | None = None
+    checkpoint: Path | None = None
+
+    def tell(kind: str, message: str, **data: object) -> None:
+        for tracker in trackers:
+            tracker.event(Event(time=clock(), kind=kind, message=message, data=data))
+
+    def evaluate(stage: str, moment: str, step: int, score: float) -> None:
+        evaluations.append(
+            Evaluation(
+                step=step, stage=stage, moment=moment, score=score,  # type: ignore[arg-type]
+                parts={"exact_match": score}, tasks=200,
+            )
+        )  # fmt: skip
+        tell(
+            "evaluation",
+            f"{stage}: held-out score {score:.3f} {moment} training (200 tasks, step {step})",
+            stage=stage, moment=moment, step=step, score=score, parts={"exact_match": score},
+        )  # fmt: skip
+
+    step, score = 0, 0.0
+    for index, stage in enumerate(STAGES):
+        assert stage.steps is not None
+        tell(
+            "stage_started",
+            f"stage {stage.name} ({index + 1} of 2): recipe {stage.recipe}, {stage.steps} steps",
+            stage=stage.name, index=index, steps=stage.steps,
+        )  # fmt: skip
+        evaluate(stage.name, "before", step, score)
+        for stage_step in range(1, stage.steps + 1):
+            step += 1
+            done = stage_step / stage.steps
+            seconds = 0.2 * rng.uniform(0.8, 1.2)
+            pause(seconds)
+            make = _sft_metrics if stage.recipe == "sft" else _grpo_metrics
+            metrics, timing = make(done, rng, seconds)
+            record = StepRecord(
+                step=step,
+                stage=stage.name,
+                stage_step=stage_step,
+                stage_steps=stage.steps,
+                metrics=metrics,
+                timing={"step_seconds": seconds, **timing},
+            )
+            for tracker in trackers:
+                tracker.step(record)
+                if stage.recipe == "grpo":
+                    tracker.episodes(
+                        step, [_episode(rng, metrics["reward/mean"]) for _ in range(8)]
+                    )
+            if stage.recipe == "sft":
+                score = 0.55 * (1 - math.exp(-4 * done))
+            else:
+                score = 0.55 + 0.42 * (1 - math.exp(-3 * done))
+            if stage_step % 30 == 0 and stage_step < stage.steps:
+                evaluate(stage.name, "during", step, score)
+            if step == 150:
+                tell("reward_failed", "exact_match gave no answer within 2.0 s: reward 0 by rule")
+            if step == 200 and outcome == "failed":
+                tell("failed", "trainer torch: the loss is nan at step 201")
+                break
+        else:
+            checkpoint = folder / "checkpoints" / f"step_{step}"
+            tell("checkpoint", f"checkpoint step_{step}", step=step)
+            evaluate(stage.name, "after", step, score)
+    assert record is not None
+    summary = Summary(
+        outcome="finished" if outcome == "finished" else "failed",
+        exit_code=0 if outcome == "finished" else 1,
+        message=(
+            "the target was reached"
+            if outcome == "finished"
+            else "trainer torch: the loss is nan at step 201"
+        ),
+        folder=folder,
+        steps=step,
+        seconds=clock() - began,
+        metrics=record.metrics,
+        evaluations=evaluations,
+        checkpoint=checkpoint,
+    )
+    for tracker in trackers:
+        tracker.finish(summary)
+    return summary
+
+
+Numbers = dict[str, float]
+
+
+def _sft_metrics(done: float, rng: random.Random, seconds: float) -> tuple[Numbers, Numbers]:
+    metrics = {
+        "loss": 2.4 * math.exp(-3 * done) + 0.2 + rng.gauss(0, 0.03),
+        "grad_norm": 1.5 * math.exp(-2 * done) + rng.uniform(0.1, 0.2),
+        "learning_rate": 3e-3 * min(1.0, 10 * done),
+        "tokens": 4096.0,
+        "trained_tokens": 1024.0,
+    }
+    return metrics, {"train_seconds": seconds * 0.9, "trained_tokens_per_second": 4096 / seconds}
+
+
+def _grpo_metrics(done: float, rng: random.Random, seconds: float) -> tuple[Numbers, Numbers]:
+    metrics = {
+        "loss": -0.02 * (1 - done) + rng.gauss(0, 0.004),
+        "grad_norm": 0.6 + rng.gauss(0, 0.05),
+        "learning_rate": 1e-4,
+        "reward/mean": 0.5 + 0.45 * (1 - math.exp(-3 * done)) + rng.gauss(0, 0.02),
+        "entropy": 0.7 * math.exp(-2 * done) + 0.05,
+        "kl": 0.03 * done,
+        "mismatch/logprob_abs_mean": 1.2e-6 * rng.uniform(0.5, 1.5),
+        "staleness/max": 1.0,
+        "completion/length_mean": 4 + rng.gauss(0, 0.1),
+        "groups/zero_variance": float(int(20 * done)),
+    }
+    return metrics, {
+        "generate_seconds": seconds * 0.5,
+        "train_seconds": seconds * 0.4,
+        "generated_tokens_per_second": 2000 / seconds,
+        "trained_tokens_per_second": 3000 / seconds,
+    }
+
+
+def _episode(rng: random.Random, mean: float) -> Episode:
+    a, b = rng.randrange(10, 99), rng.randrange(10, 99)
+    right = rng.random() < mean
+    text = str(a + b if right else a + b + rng.choice([-10, -1, 1, 10]))
+    prompt, tokens = f"{a}+{b}=", [ord(char) for char in text]
+    completion = Completion(tokens, [-0.1] * len(tokens), [3] * len(tokens), "stop")
+    return Episode(
+        task=Task(id=f"add/{a}+{b}", prompt=prompt, answer=str(a + b)),
+        turns=[
+            Turn("prompt", [ord(char) for char in prompt]),
+            Turn("completion", tokens, completion),
+        ],
+        prompt_text=prompt,
+        completion_texts=[text],
+        rewards={"exact_match": float(right)},
+        reward=float(right),
+        advantage=float(right) - mean,
+    )
+
+
+def main() -> None:
+    from forge_core.component import BuildContext
+    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core.trackers.console import ConsoleSettings, build_console
+    from forge_core.trackers.jsonl import JsonlSettings, JsonlTracker
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--view", choices=("auto", "live", "plain"), default="auto")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long it takes")
+    parser.add_argument("--outcome", choices=("finished", "failed"), default="finished")
+    parser.add_argument("--folder", type=Path, help="run folder; default: a temporary one")
+    options = parser.parse_args()
+    context = BuildContext(
+        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
+    )
+    console = build_console(ConsoleSettings(view=options.view, interval=2.0), context)
+    steps = sum(stage.steps or 0 for stage in STAGES)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        replay(
+            [console, JsonlTracker(JsonlSettings())],
+            folder,
+            pause=lambda seconds: time.sleep(seconds / 0.2 * options.seconds / steps),
+            outcome=options.outcome,
+        )
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -123,7 +123,7 @@ def forge_losses() -> Iterable[Component[Loss]]:  # type: ignore[empty-body]
 def forge_rewards() -> Iterable[Component[Reward]]:  # type: ignore[empty-body]
     """Contribute rewards: pure functions of a sample, run under a deadline in other processes.
 
-    Called once when an app is made, and once in each reward process.
+    Called once when an app is made; what it yields travels to the reward processes pickled.
 
     .. code-block:: python
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core.run.records import Event, RunInfo, StepRecord, Summary
@@ -23,6 +23,8 @@ class Broadcast:
     def __init__(self, trackers: Sequence[Tracker], hook: Any) -> None:
         self._trackers = trackers
         self._hook = hook
+        self.listeners: list[Callable[[str], None]] = []
+        """Called with the message of every event that is progress, not a report of waiting."""
         # The watchdog speaks from its own thread.
         self._lock = threading.RLock()
 
@@ -37,6 +39,9 @@ class Broadcast:
         with self._lock:
             for tracker in self._trackers:
                 tracker.event(event)
+        if kind != "waiting":
+            for listener in self.listeners:
+                listener(message)
 
     def step(self, record: StepRecord, episodes: Sequence[Episode]) -> None:
         self._hook.forge_step_finished(record=record)

@@ -78,6 +78,11 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def rewards_log(self) -> Path:
+        """What reward processes print."""
+        return self.path / "rewards.log"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -25,7 +25,7 @@ from forge_core.run.interrupt import StopRequest
 from forge_core.run.plan import check_loss, check_requirements
 from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
 from forge_core.seeding import derive_seed
-from forge_core.watchdog import Watchdog
+from forge_core.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
     from forge_core.config.resolve import RunConfig, StageConfig
@@ -151,6 +151,7 @@ class RunSession:
         trackers = [selection.build(context) for selection in self.config.trackers.values()]
         self.broadcast = Broadcast(trackers, self.hook)
         self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)
+        self.broadcast.listeners.append(self.watchdog.heard)
         self.stop = StopRequest(self._stop_requested)
         failure: BaseException | None = None
         try:
@@ -198,6 +199,7 @@ class RunSession:
                 f"{config.recipe.name}, {total} steps",
                 {"stage": config.name, "index": index, "steps": total},
             )
+            caller.set(f"recipe {config.recipe.name}")
             try:
                 await recipe.run(stage)
                 stage.check_finished()

@@ -207,7 +207,11 @@ class Stage:
             from forge_core.rewards.pool import RewardPool
 
             self._rewards = RewardPool(
-                self.config.rewards, self.context, on_event=self.session.broadcast.event
+                self.config.rewards,
+                self.context,
+                log=self.session.folder.rewards_log,
+                on_event=self.session.broadcast.event,
+                watchdog=self.session.watchdog,
             )
         await self._rewards.score(episodes)
         for episode in episodes:

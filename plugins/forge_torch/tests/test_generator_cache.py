@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,7 +97,7 @@ LEAVE = st.tuples(st.just("leave"), st.integers(0, 2**12))
 @pytest.mark.parametrize("transposed_keys", [False, True])
 @given(operations=st.lists(st.one_of(JOIN, STEPS, LEAVE), max_size=10))
 @settings(max_examples=20, deadline=None)
-def test_rows_keep_what_was_written(transposed_keys: bool, operations: list) -> None:
+def test_rows_keep_what_was_written(transposed_keys: bool, operations: list[Any]) -> None:
     twin = Twin(transposed_keys)
     for kind, argument in operations:
         if kind == "join":

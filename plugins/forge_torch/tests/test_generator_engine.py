@@ -29,7 +29,6 @@ from forge_core.config.sections import (
     TrainingSection,
 )
 from forge_core.models.folder import load_model, materialize
-from forge_core.protocols import Generator
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_torch.transports.memory import MemoryTransport
@@ -119,7 +118,8 @@ async def test_callers_that_come_some_turns_later_still_join_the_first_prefill(
 async def test_long_prompts_are_not_padded_to_the_longest(make: Callable[..., Any]) -> None:
     generator = make()
     prompts = [tuple(3 + i % 9 for i in range(length)) for length in (250, 240, 100, 90, 5)]
-    forward, widths = generator._decoder.forward, []
+    forward: Callable[..., torch.Tensor] = generator._decoder.forward
+    widths = []
 
     def counted(tokens: torch.Tensor, cache: Any) -> torch.Tensor:
         widths.append(tuple(tokens.shape))
@@ -265,12 +265,17 @@ async def test_a_device_that_is_not_there_is_an_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("n", 0), ("max_tokens", 0), ("temperature", -1.0), ("top_p", 0.0), ("top_k", -1)],
+    "sampling",
+    [
+        Sampling(n=0),
+        Sampling(max_tokens=0),
+        Sampling(temperature=-1.0),
+        Sampling(top_p=0.0),
+        Sampling(top_k=-1),
+    ],
 )
 async def test_sampling_out_of_range_is_refused(
-    make: Callable[..., Any], field: str, value: float
+    make: Callable[..., Any], sampling: Sampling
 ) -> None:
-    generator: Generator = make()
-    with pytest.raises(DataError, match=f"sampling.{field} is"):
-        await generator.generate(PROMPT, replace(Sampling(), **{field: value}))
+    with pytest.raises(DataError, match=r"sampling\.\w+ is .*; it must be"):
+        await make().generate(PROMPT, sampling)

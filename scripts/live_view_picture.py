@@ -68,22 +68,28 @@ def history_at(folder: Path, last_step: int | None) -> tuple[RunHistory, float]:
     info["stages"] = [StageInfo(**stage) for stage in info["stages"]]
     started = next(event.time for event in events if event.kind == "run_started")
     history = RunHistory(RunInfo(**info), started)
-    shown = [event for event in events if event.kind not in ("run_started", "run_finished")]
     steps = list(timed_steps(folder, events))
     if last_step is not None:
         steps = [(at, record) for at, record in steps if record.step <= last_step]
-    now = steps[-1][0]
+    now, last = steps[-1]
+    shown = [
+        event
+        for event in events
+        if event.kind not in ("run_started", "run_finished")
+        and event.time <= now
+        and event.data.get("step", 0) <= last.step
+    ]
     episodes = read(folder / EPISODES) if (folder / EPISODES).exists() else []
     # Events that end a step were told after it: they come second where both have one time.
     told: list[tuple[float, int, Event | StepRecord]] = [(at, 0, record) for at, record in steps]
-    told += [(event.time, 1, event) for event in shown if event.time <= now]
+    told += [(event.time, 1, event) for event in shown]
     for at, _, item in sorted(told, key=lambda entry: entry[:2]):
         if isinstance(item, StepRecord):
             history.add_step(item, at)
         else:
             history.add_event(item)
     for line in episodes:
-        if line["step"] <= steps[-1][1].step:
+        if line["step"] <= last.step:
             history.add_episode(line["step"], _episode(line))
     return history, now
 

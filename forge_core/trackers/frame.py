@@ -164,7 +164,7 @@ def _chart(
     x_range = _x_range(history, points)
     rows = curve(points, plot_width, plot_height, x_range=x_range, y_range=y_range)
     first, last = points[0][1], points[-1][1]
-    head = Text.assemble(" " * _GUTTER, (f"{title}  ", LABEL))
+    head = Text.assemble((f"   {title}  ", LABEL))
     if len(points) > 1:
         head.append(f"{number(first)} → ", LABEL)
     head.append(number(last), f"bold {style}")
@@ -240,7 +240,7 @@ def _episode(history: RunHistory, width: int, height: int) -> list[Text]:
     completion = " … ".join(one_line(text) for text in episode.completion_texts)
     body = height - 2
     prompt_rows = max(1, body // 3)
-    rewards = Text(f" {'reward':<11}", LABEL)
+    rewards = Text.assemble((f" {'reward':<11}", LABEL))
     for part, value in episode.rewards.items():
         rewards.append(f"{part} ", LABEL)
         rewards.append(f"{number(value)}  ", _sign(value))

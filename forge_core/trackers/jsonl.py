@@ -16,9 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import Field
-
-from forge_core.component import BuildContext, Component, Settings
 from forge_core.run.records import Event, RunInfo, StepRecord, Summary
 from forge_core.types import Episode
 
@@ -30,19 +27,15 @@ RESERVED = ("step", "stage", "stage_step", "timing")
 """Keys of a line in ``metrics.jsonl`` that no metric can be called."""
 
 
-class JsonlSettings(Settings):
-    """What is written to the run folder."""
-
-    episodes: int = Field(
-        default=4, ge=0, description="episodes written to episodes.jsonl in a step; 0: none"
-    )
-
-
 class JsonlTracker:
-    """Writes what a run does into its folder, one line at a time."""
+    """Writes what a run does into its folder, one line at a time.
 
-    def __init__(self, settings: JsonlSettings) -> None:
-        self._settings = settings
+    Args:
+        episodes: most episodes written in a step.
+    """
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
         self._files: dict[str, TextIO] = {}
         self._stage = ""
 
@@ -77,7 +70,7 @@ class JsonlTracker:
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Write some of a step's episodes, evenly spread over them."""
-        count = min(self._settings.episodes, len(episodes))
+        count = min(self._episodes, len(episodes))
         for index in range(count):
             episode = episodes[index * len(episodes) // count]
             self._write(EPISODES, {"step": step, "stage": self._stage, **_described(episode)})
@@ -151,15 +144,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence | set | frozenset):
         return [_plain(item) for item in value]
     return str(value)
-
-
-def build_jsonl(settings: JsonlSettings, context: BuildContext) -> JsonlTracker:
-    return JsonlTracker(settings)
-
-
-JSONL = Component(
-    name="jsonl",
-    settings=JsonlSettings,
-    build=build_jsonl,
-    summary="metrics, episodes and events as lines of JSON in the run folder",
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,21 @@ EPISODE_SECONDS = 3.0
 """A sampled episode stays at least that long, so that it can be read."""
 
 MAX_HEIGHT = 50
+
+MIN_WIDTH, MIN_HEIGHT = 60, 14
+"""A smaller terminal gets plain lines."""
+
+
+def can_draw(console: Console) -> bool:
+    """Whether the console is a terminal that can show the live view, and wants to."""
+    return (
+        console.file.isatty()
+        and not console.is_dumb_terminal
+        and "NO_COLOR" not in os.environ
+        and console.encoding.startswith("utf")
+        and console.width >= MIN_WIDTH
+        and console.height >= MIN_HEIGHT
+    )
 
 
 class LiveView:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext, Component, Settings
-from forge_core.errors import UsageError
 from forge_core.run.records import Event, RunInfo, StepRecord, Summary
 from forge_core.types import Episode
 
@@ -14,10 +12,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FOLDER = "tensorboard"
-
-
-class TensorboardSettings(Settings):
-    """Nothing to set."""
 
 
 class TensorboardTracker:
@@ -60,21 +54,3 @@ class TensorboardTracker:
     def finish(self, summary: Summary) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def build_tensorboard(settings: TensorboardSettings, context: BuildContext) -> TensorboardTracker:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            f"tracker tensorboard: {error}; pip install 'forge-rl-core[tensorboard]'"
-        ) from error
-    return TensorboardTracker(SummaryWriter)
-
-
-TENSORBOARD = Component(
-    name="tensorboard",
-    settings=TensorboardSettings,
-    build=build_tensorboard,
-    summary="scalars for TensorBoard in the run folder",
-)

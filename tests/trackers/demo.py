@@ -32,6 +32,7 @@ def replay(
     trackers: Sequence[Tracker],
     folder: Path,
     *,
+    step_seconds: float = 0.2,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
     outcome: str = "finished",
@@ -39,6 +40,7 @@ def replay(
     """Tell the trackers of a run of two stages that learns addition.
 
     Args:
+        step_seconds: mean length of a step.
         clock: seconds since the epoch.
         pause: called with each step's seconds.
         outcome: ``finished``, or ``failed`` in the middle of the second stage.
@@ -80,7 +82,7 @@ def replay(
         for stage_step in range(1, stage.steps + 1):
             step += 1
             done = stage_step / stage.steps
-            seconds = 0.2 * rng.uniform(0.8, 1.2)
+            seconds = step_seconds * rng.uniform(0.8, 1.2)
             pause(seconds)
             make = _sft_metrics if stage.recipe == "sft" else _grpo_metrics
             metrics, timing = make(done, rng, seconds)
@@ -192,8 +194,8 @@ def _episode(rng: random.Random, mean: float) -> Episode:
 def main() -> None:
     from forge_core.component import BuildContext
     from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-    from forge_core.trackers.console import ConsoleSettings, build_console
-    from forge_core.trackers.jsonl import JsonlSettings, JsonlTracker
+    from forge_core.trackers.components import ConsoleSettings, build_console
+    from forge_core.trackers.jsonl import JsonlTracker
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--view", choices=("auto", "live", "plain"), default="auto")
@@ -210,9 +212,9 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         replay(
-            [console, JsonlTracker(JsonlSettings())],
+            [console, JsonlTracker(episodes=4)],
             folder,
-            pause=lambda seconds: time.sleep(seconds / 0.2 * options.seconds / steps),
+            step_seconds=options.seconds / steps,
             outcome=options.outcome,
         )
     sys.exit(0)

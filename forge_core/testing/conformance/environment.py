@@ -1,0 +1,214 @@
+"""What every environment must do. Inherit it, and say which with the ``selection`` fixture.
+
+.. code-block:: python
+
+    class TestMine(EnvironmentConformance):
+        replies = ("left", "right", "give up")
+
+        @pytest.fixture
+        def selection(self):
+            return Selection(family="environment", component=MINE, settings=MineSettings())
+
+        @pytest.fixture
+        def tasks(self):
+            return [Task("maze", "Where to?", metadata={"size": 4})]
+
+What the policy says is scripted: ``replies`` beside texts that no environment expects.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+from forge_core.component import BuildContext, Selection
+from forge_core.protocols import Environment, Interaction
+from forge_core.rollout import rollout_group
+from forge_core.testing.byte_tokenizer import byte_tokenizer
+from forge_core.testing.conformance.prompts import check_prompt
+from forge_core.testing.context import bare_context
+from forge_core.testing.scripted_policy import ScriptedPolicy
+from forge_core.types import Episode, Group, Message, Sampling, Task
+
+UNEXPECTED = ("", " \n\t", "2", "\x00", "naïve 数学 🙂 \u202e", "</s>{}[]%s\\", "9" * 3000)
+"""What a policy may say to any environment."""
+
+SEEDS = (0, 1, 2**62)
+
+EPISODES = 6
+"""Of a group."""
+
+
+class EnvironmentConformance:
+    """Inherit with a ``selection`` fixture; override ``tasks`` for tasks of your kind."""
+
+    replies: ClassVar[Sequence[str]] = ("yes", "the answer is 2")
+    """What a policy may say that makes sense here, so that episodes go on and come to an end."""
+
+    most_turns: ClassVar[int] = 20
+    """Episodes are played no further by the tests that compare them turn by turn."""
+
+    @pytest.fixture
+    def selection(self) -> Selection[Environment]:
+        """The environment under test, with its settings."""
+        raise NotImplementedError("override the selection fixture")
+
+    @pytest.fixture
+    def context(self) -> BuildContext:
+        """What it is built with."""
+        return bare_context()
+
+    @pytest.fixture
+    def environment(self, selection: Selection[Environment], context: BuildContext) -> Environment:
+        return selection.build(context)
+
+    @pytest.fixture
+    def tasks(self) -> Sequence[Task]:
+        """What it is given."""
+        chat = (Message("system", "Be brief."), Message("user", "1+1?"))
+        return [Task("plain", "1+1=", answer="2"), Task("chat", chat, answer="2")]
+
+    def test_an_episode_has_at_least_one_turn(self, environment: Environment) -> None:
+        assert isinstance(environment.max_turns, int)
+        assert environment.max_turns >= 1
+
+    def test_prompts_are_text_or_messages(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            check_prompt(environment.start(task, 0).prompt, f"task {task.id}")
+
+    async def test_an_answer_is_text_or_the_end(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            for reply in (*self.replies, *UNEXPECTED):
+                observation = await environment.start(task, 0).respond(reply)
+                assert observation is None or isinstance(observation, str), (
+                    f"to {reply[:20]!r} it answers {observation!r}, neither text nor None"
+                )
+
+    async def test_task_and_seed_decide_everything(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            for seed in SEEDS:
+                first = await self._transcript(environment.start(task, seed), environment)
+                again = await self._transcript(environment.start(task, seed), environment)
+                assert first == again, f"task {task.id}, seed {seed}: two courses"
+
+    async def test_a_second_environment_does_the_same(
+        self,
+        environment: Environment,
+        selection: Selection[Environment],
+        context: BuildContext,
+        tasks: Sequence[Task],
+    ) -> None:
+        other = selection.build(context)
+        assert other.max_turns == environment.max_turns
+        for task in tasks:
+            first = await self._transcript(environment.start(task, 1), environment)
+            assert await self._transcript(other.start(task, 1), other) == first
+
+    async def test_episodes_do_not_touch_each_other(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            alone = await self._transcript(environment.start(task, 0), environment)
+            watched, disturbing = environment.start(task, 0), environment.start(task, 0)
+            beside: list[object] = [watched.prompt]
+            disturbs = True
+            for reply in self._script(environment):
+                if disturbs:
+                    disturbs = await disturbing.respond(reply + "!") is not None
+                beside.append(await watched.respond(reply))
+                if beside[-1] is None:
+                    break
+            assert beside == alone, f"task {task.id}: another episode changed this one"
+
+    async def test_tasks_are_left_as_they_were(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        kept = copy.deepcopy(list(tasks))
+        for task in tasks:
+            await self._transcript(environment.start(task, 0), environment)
+        assert list(tasks) == kept
+
+    async def test_episodes_keep_to_the_turn_limit(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            group, _ = await self._play(environment, task)
+            for episode in group.episodes:
+                kinds = [turn.kind for turn in episode.turns]
+                turns = kinds.count("completion")
+                assert 1 <= turns <= environment.max_turns
+                assert kinds == ["prompt", *["completion", "observation"] * turns][:-1]
+                assert not episode.truncated or turns == environment.max_turns
+
+    async def test_exactly_the_sampled_tokens_are_trained(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        for task in tasks:
+            group, policy = await self._play(environment, task)
+            trained = [_trained(episode) for episode in group.episodes]
+            sampled = [
+                [
+                    token
+                    for turn in episode.turns
+                    if turn.completion is not None
+                    for token in turn.completion.tokens
+                ]
+                for episode in group.episodes
+            ]
+            assert trained == sampled
+            said = [tuple(completion.tokens) for completion in policy.completions]
+            kept = [
+                tuple(turn.tokens)
+                for episode in group.episodes
+                for turn in episode.turns
+                if turn.kind == "completion"
+            ]
+            assert sorted(kept) == sorted(said), "what was sampled is not what was kept"
+
+    async def _play(self, environment: Environment, task: Task) -> tuple[Group, ScriptedPolicy]:
+        tokenizer = byte_tokenizer()
+        policy = ScriptedPolicy((*self.replies, *UNEXPECTED), tokenizer)
+        group = await rollout_group(
+            task,
+            environment,
+            EPISODES,
+            generate=policy.generate,
+            tokenizer=tokenizer,
+            sampling=Sampling(),
+            seed=3,
+        )
+        return group, policy
+
+    async def _transcript(self, interaction: Interaction, environment: Environment) -> list[object]:
+        """The prompt, and what the environment answers to the script."""
+        transcript: list[object] = [interaction.prompt]
+        for reply in self._script(environment):
+            transcript.append(await interaction.respond(reply))
+            if transcript[-1] is None:
+                break
+        return transcript
+
+    def _script(self, environment: Environment) -> list[str]:
+        said = (*self.replies, *UNEXPECTED)
+        return [
+            said[turn % len(said)] for turn in range(min(environment.max_turns, self.most_turns))
+        ]
+
+
+def _trained(episode: Episode) -> list[int]:
+    """Tokens under the loss mask; everything that is said of each token is there for all."""
+    tokens, mask = episode.tokens, episode.loss_mask
+    assert len(tokens) == len(mask) == len(episode.logprobs) == len(episode.versions)
+    said_of = zip(mask, episode.logprobs, episode.versions, strict=True)
+    for is_trained, logprob, version in said_of:
+        assert is_trained == (logprob < 0) == (version >= 0)
+    return [token for token, is_trained in zip(tokens, mask, strict=True) if is_trained]

@@ -1,0 +1,211 @@
+"""What every reward must do. Inherit it, and say which reward with the ``selection`` fixture.
+
+.. code-block:: python
+
+    class TestMine(RewardConformance):
+        @pytest.fixture
+        def selection(self):
+            return Selection(family="reward", component=MINE, settings=MineSettings())
+
+Rewards are judged in this process where they must be pure, and through the kernel's reward pool,
+with its deadline, where they are given what may make them hang.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import cloudpickle
+import pytest
+
+from forge_core.component import BuildContext, Selection
+from forge_core.config.resolve import RewardPart
+from forge_core.protocols import Reward
+from forge_core.rewards.pool import RewardPool
+from forge_core.testing.context import bare_context
+from forge_core.types import Completion, Episode, RewardSample, Task, Turn
+
+NASTY = (
+    "",
+    " \n\t\r ",
+    "\x00",
+    "naïve 数学 ٣ ½ 🙂 \u202e \ud83d",
+    "9**9**9",
+    r"\boxed{9^{9^{9^{9}}}}",
+    r"$\int_0^\infty e^{-x^{x^{x}}} \sin(x!) dx$",
+    "(" * 2000,
+    "(" * 300 + "1" + ")" * 300,
+    r"\frac{1}{" * 200,
+    "$" * 1001,
+    "1" * 20_000,
+    "-" * 20_000,
+    "the answer is " * 5_000,
+    "a b " * 50_000,
+    "<think>" * 2_000,
+)
+"""Completions that policies do come up with, and that rewards hang or crash on."""
+
+
+class RewardConformance:
+    """Inherit with a ``selection`` fixture; override ``task`` and ``completions`` for your kind."""
+
+    lowest: ClassVar[float] = 0.0
+    """No reward is below."""
+
+    highest: ClassVar[float] = 1.0
+    """No reward is above."""
+
+    deadline: ClassVar[float] = 5.0
+    """Seconds that one sample may take."""
+
+    is_killed: ClassVar[str] = ""
+    """Why this reward may pass its deadline on a nasty completion and be killed by the pool (it
+    rests on a library that cannot be interrupted, say). Such a reward costs that episode its
+    reward and everybody the time."""
+
+    @pytest.fixture
+    def selection(self) -> Selection[Reward]:
+        """The reward under test, with its settings."""
+        raise NotImplementedError("override the selection fixture")
+
+    @pytest.fixture
+    def context(self) -> BuildContext:
+        """What it is built with."""
+        return bare_context()
+
+    @pytest.fixture
+    def reward(self, selection: Selection[Reward], context: BuildContext) -> Reward:
+        return selection.build(context)
+
+    @pytest.fixture
+    def task(self) -> Task:
+        """What the completions answer."""
+        return Task("conformance", "What is 1 + 1?", answer="2", metadata={"notes": ["none"]})
+
+    @pytest.fixture
+    def completions(self) -> Sequence[str]:
+        """Ordinary completions, right and wrong: the reward judges each, and none fails."""
+        return ["2", " 2\n", "3", "", "The answer is 2.", "<think>1 + 1</think>2"]
+
+    @pytest.fixture
+    def samples(self, task: Task, completions: Sequence[str]) -> list[RewardSample]:
+        return [_sample(task, completion) for completion in completions]
+
+    def test_rewards_are_numbers_in_their_range(
+        self, reward: Reward, samples: Sequence[RewardSample]
+    ) -> None:
+        for sample in samples:
+            self._check(reward(sample), sample.completion)
+
+    def test_the_same_sample_gets_the_same_reward(
+        self, reward: Reward, samples: Sequence[RewardSample]
+    ) -> None:
+        first = [reward(sample) for sample in samples]
+        assert [reward(sample) for sample in reversed(samples)] == first[::-1]
+
+    def test_another_instance_judges_alike(
+        self,
+        reward: Reward,
+        selection: Selection[Reward],
+        context: BuildContext,
+        samples: Sequence[RewardSample],
+    ) -> None:
+        other = selection.build(context)
+        for sample in reversed(samples):
+            assert other(sample) == reward(sample)
+
+    def test_samples_are_left_as_they_were(
+        self, reward: Reward, samples: Sequence[RewardSample]
+    ) -> None:
+        for sample in samples:
+            kept = copy.deepcopy(sample)
+            reward(sample)
+            assert sample == kept
+
+    def test_it_can_be_pickled(
+        self, reward: Reward, selection: Selection[Reward], samples: Sequence[RewardSample]
+    ) -> None:
+        assert cloudpickle.loads(cloudpickle.dumps(selection)).settings == selection.settings
+        copied = cloudpickle.loads(cloudpickle.dumps(reward))
+        for sample in samples:
+            assert copied(cloudpickle.loads(cloudpickle.dumps(sample))) == reward(sample)
+
+    async def test_a_process_of_its_own_judges_alike(
+        self,
+        reward: Reward,
+        selection: Selection[Reward],
+        context: BuildContext,
+        task: Task,
+        completions: Sequence[str],
+    ) -> None:
+        episodes, _ = await self._in_pool(selection, context, task, completions)
+        assert [episode.failures for episode in episodes] == [{}] * len(episodes)
+        expected = [reward(_sample(task, completion)) for completion in completions]
+        assert [episode.reward for episode in episodes] == expected
+
+    async def test_nothing_makes_it_hang(
+        self,
+        selection: Selection[Reward],
+        context: BuildContext,
+        task: Task,
+        completions: Sequence[str],
+    ) -> None:
+        # An ordinary completion first: a part that only fails ends the run, as it should.
+        said = [completions[0], *NASTY]
+        episodes, lost = await self._in_pool(selection, context, task, said)
+        for completion, episode in zip(said, episodes, strict=True):
+            if not episode.failures:
+                self._check(episode.reward, completion)
+        assert not episodes[0].failures
+        assert lost == 0 or self.is_killed, (
+            f"{lost} completions took the process down or past {self.deadline:g} s: "
+            + "; ".join(
+                f"{completion[:20]!r} {cause}"
+                for completion, episode in zip(said, episodes, strict=True)
+                for cause in episode.failures.values()
+            )
+        )
+
+    def _check(self, value: float, completion: str) -> None:
+        number = float(value)
+        assert math.isfinite(number), f"{completion[:40]!r} gets {value}"
+        assert self.lowest <= number <= self.highest, (
+            f"{completion[:40]!r} gets {value}, outside {self.lowest} to {self.highest}"
+        )
+
+    async def _in_pool(
+        self,
+        selection: Selection[Reward],
+        context: BuildContext,
+        task: Task,
+        completions: Sequence[str],
+    ) -> tuple[list[Episode], float]:
+        """Judged episodes, and how many processes were lost over them."""
+        episodes = [_episode(task, completion) for completion in completions]
+        part = RewardPart(selection=selection, deadline=self.deadline)
+        pool = RewardPool({"part": part}, context)
+        try:
+            await pool.score(episodes)
+            return episodes, pool.metrics()["lost_processes"]
+        finally:
+            await pool.close()
+
+
+def _sample(task: Task, completion: str) -> RewardSample:
+    return RewardSample(
+        task=task,
+        prompt=str(task.prompt),
+        completion=completion,
+        completions=(completion,),
+        completion_length=len(completion) + 1,
+    )
+
+
+def _episode(task: Task, completion: str) -> Episode:
+    length = len(completion) + 1
+    sampled = Completion([0] * length, [-1.0] * length, [0] * length, "stop")
+    turns = [Turn("prompt", [0]), Turn("completion", sampled.tokens, sampled)]
+    return Episode(task, turns, str(task.prompt), [completion])

@@ -1,0 +1,78 @@
+"""Group-relative advantages."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, stdev
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_grpo.advantages import EPSILON, group_advantages
+
+Scale = Literal["std", "none"]
+SCALES = ("std", "none")
+rewards_of_order_one = st.lists(
+    st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=32
+)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@given(rewards=rewards_of_order_one)
+def test_they_sum_to_nothing(scale: Scale, rewards: list[float]) -> None:
+    assert sum(group_advantages(rewards, scale=scale)) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@given(rewards=rewards_of_order_one)
+def test_they_keep_the_order_of_rewards(scale: Scale, rewards: list[float]) -> None:
+    advantages = group_advantages(rewards, scale=scale)
+    for reward, advantage in zip(rewards, advantages, strict=True):
+        for other, its in zip(rewards, advantages, strict=True):
+            assert (reward < other) == (advantage < its)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@given(
+    reward=st.floats(allow_nan=False, allow_infinity=False),
+    size=st.integers(min_value=1, max_value=64),
+)
+def test_equal_rewards_give_exactly_nothing(scale: Scale, reward: float, size: int) -> None:
+    assert group_advantages([reward] * size, scale=scale) == [0.0] * size
+
+
+@given(rewards=rewards_of_order_one, factor=st.floats(0.5, 100), shift=st.floats(-100, 100))
+def test_std_does_not_depend_on_the_scale_of_rewards(
+    rewards: list[float], factor: float, shift: float
+) -> None:
+    plain = group_advantages(rewards)
+    scaled = group_advantages([factor * reward + shift for reward in rewards])
+    # Epsilon is what is left of the scale: an advantage shrinks by epsilon / std.
+    smallest = min(1.0, factor) * stdev(rewards)
+    if smallest > 0:
+        slack = max(map(abs, plain)) * 2 * EPSILON / smallest + 1e-9
+        assert scaled == pytest.approx(plain, abs=slack)
+
+
+@given(rewards=rewards_of_order_one, factor=st.floats(0.5, 100))
+def test_none_keeps_the_scale_of_rewards(rewards: list[float], factor: float) -> None:
+    plain = group_advantages(rewards, scale="none")
+    scaled = group_advantages([factor * reward for reward in rewards], scale="none")
+    assert scaled == pytest.approx([factor * advantage for advantage in plain], abs=1e-9)
+
+
+def test_by_hand() -> None:
+    # mean 0.25, sample standard deviation 0.5
+    assert group_advantages([1, 0, 0, 0]) == pytest.approx(
+        [0.75 / (0.5 + EPSILON), *[-0.25 / (0.5 + EPSILON)] * 3]
+    )
+    assert group_advantages([1, 0, 0, 0], scale="none") == [0.75, -0.25, -0.25, -0.25]
+    assert group_advantages([]) == []
+
+
+def test_std_makes_unit_variance() -> None:
+    advantages = group_advantages([0.0, 1.0, 0.5, 1.0, 0.0, 0.2])
+    assert fmean(advantages) == pytest.approx(0)
+    assert math.isclose(stdev(advantages), 1.0, rel_tol=1e-3)

@@ -1,0 +1,354 @@
+"""The losses against the papers' formulas, written out again for padded batches in float64.
+
+Nothing here is shared with the losses but their inputs: the oracles pad rows to a common length and
+use a mask, as the papers do; the losses see a flat row of trained tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_core import TrainSequence
+from forge_core.protocols import Loss
+from forge_core.tensors.batch import LossBatch, LossOutput, pack
+from forge_core.testing.conformance.loss import LossConformance
+from forge_grpo.losses.grpo import Grpo
+from forge_grpo.losses.gspo import Gspo
+from forge_grpo.losses.primitives import kl_k3
+from forge_grpo.losses.reinforce import Reinforce
+from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
+
+# The contract of losses.
+
+
+class TestGrpo(LossConformance):
+    @pytest.fixture(
+        params=[
+            {},
+            {"aggregate": "sequences"},
+            {"clip_low": 0.1, "clip_high": 0.3},
+            {"kl_coef": 0.1, "entropy_coef": 0.01},
+            {"kl_coef": 0.1, "entropy_coef": 0.01, "aggregate": "sequences"},
+        ],
+        ids=str,
+    )
+    def loss(self, request: pytest.FixtureRequest) -> Loss:
+        return Grpo(GrpoLossSettings(**request.param))
+
+
+class TestGspo(LossConformance):
+    @pytest.fixture(params=[{}, {"clip_low": 0.2, "clip_high": 0.3}], ids=str)
+    def loss(self, request: pytest.FixtureRequest) -> Loss:
+        return Gspo(GspoSettings(**request.param))
+
+
+class TestReinforce(LossConformance):
+    @pytest.fixture(params=["tokens", "sequences"])
+    def loss(self, request: pytest.FixtureRequest) -> Loss:
+        return Reinforce(ReinforceSettings(aggregate=request.param))
+
+
+# Oracles.
+
+
+@dataclass(frozen=True)
+class Padded:
+    """B sequences padded to length L. All [B, L] but the advantages [B]; float64."""
+
+    mask: torch.Tensor
+    new: torch.Tensor
+    old: torch.Tensor
+    reference: torch.Tensor
+    entropy: torch.Tensor
+    advantages: torch.Tensor
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self.mask.sum(dim=1)
+
+
+def random_batch(lengths: Sequence[int], seed: int, drift: float = 0.3) -> Padded:
+    """Logprobs of three policies that have drifted apart; what is under the padding is poison."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise() -> torch.Tensor:
+        return torch.randn(len(lengths), max(lengths), generator=generator, dtype=torch.float64)
+
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    new = -noise().abs() - 0.1
+    poison = torch.full_like(new, 1e6)
+
+    def kept(values: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, values, poison)
+
+    return Padded(
+        mask=mask,
+        new=kept(new).requires_grad_(),
+        old=kept(new - drift * noise()),
+        reference=kept(new - drift * noise()),
+        entropy=kept(noise().abs()).requires_grad_(),
+        advantages=noise()[:, 0],
+    )
+
+
+def flat(batch: Padded) -> tuple[torch.Tensor, LossBatch, torch.Tensor]:
+    """The same as a loss sees it."""
+    mask = batch.mask
+    owner = torch.arange(len(mask))[:, None].expand_as(mask)[mask]
+    fields = {
+        "advantages": batch.advantages[:, None].expand_as(mask)[mask],
+        "sampler_logprobs": batch.old[mask],
+        "reference_logprobs": batch.reference[mask],
+    }
+    return batch.new[mask], LossBatch(owner, len(mask), fields), batch.entropy[mask]
+
+
+def grpo_token_objective(
+    batch: Padded, low: float, high: float, beta: float, entropy_coef: float = 0.0
+) -> torch.Tensor:
+    """What stands inside the sums of GRPO's eq. 3, with DAPO's two clip ranges. [B, L]"""
+    new = torch.where(batch.mask, batch.new, 0.0)
+    old = torch.where(batch.mask, batch.old, 0.0)
+    reference = torch.where(batch.mask, batch.reference, 0.0)
+    advantages = batch.advantages[:, None]
+    ratio = new.exp() / old.exp()
+    clipped = torch.where(ratio > 1 + high, 1 + high, torch.where(ratio < 1 - low, 1 - low, ratio))
+    surrogate = torch.where(
+        ratio * advantages < clipped * advantages, ratio * advantages, clipped * advantages
+    )
+    # eq. 4: pi_ref / pi - log(pi_ref / pi) - 1
+    kl = reference.exp() / new.exp() - (reference.exp() / new.exp()).log() - 1
+    entropy = torch.where(batch.mask, batch.entropy, 0.0)
+    return (surrogate - beta * kl + entropy_coef * entropy) * batch.mask
+
+
+def grpo_eq_3(batch: Padded, **settings: float) -> torch.Tensor:
+    """Mean over sequences of the mean over their tokens."""
+    return (grpo_token_objective(batch, **settings).sum(dim=1) / batch.lengths).mean()
+
+
+def dapo_eq_8(batch: Padded, **settings: float) -> torch.Tensor:
+    """Mean over all tokens of the batch."""
+    return grpo_token_objective(batch, **settings).sum() / batch.lengths.sum()
+
+
+def gspo_eq_5(batch: Padded, low: float, high: float) -> torch.Tensor:
+    """Mean over sequences of min(s A, clip(s) A), s = (pi(y) / pi_old(y)) ** (1 / |y|) (eq. 7)."""
+    objectives = []
+    for row in range(len(batch.mask)):
+        kept = batch.mask[row]
+        likelihood = batch.new[row][kept].exp().prod() / batch.old[row][kept].exp().prod()
+        s = likelihood ** (1 / int(kept.sum()))
+        advantage = batch.advantages[row]
+        objectives.append(torch.minimum(s * advantage, s.clamp(1 - low, 1 + high) * advantage))
+    return torch.stack(objectives).mean()
+
+
+def gradients(value: torch.Tensor, batch: Padded) -> tuple[torch.Tensor, torch.Tensor]:
+    new, entropy = torch.autograd.grad(
+        value, [batch.new, batch.entropy], allow_unused=True, retain_graph=True
+    )
+    return new, torch.zeros_like(batch.entropy) if entropy is None else entropy
+
+
+def assert_maximizes(loss: Loss, batch: Padded, objective: torch.Tensor) -> LossOutput:
+    """The loss's mean is minus the objective, in value and gradient."""
+    logprobs, loss_batch, entropy = flat(batch)
+    output = loss(logprobs, loss_batch, entropy if "entropy" in loss.needs else None)
+    mean = output.sum / output.count
+    torch.testing.assert_close(mean, -objective, rtol=1e-10, atol=1e-12)
+    for ours, theirs in zip(gradients(mean, batch), gradients(-objective, batch), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+    return output
+
+
+LENGTHS = [5, 1, 8, 3, 8, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.0, 0.0)])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_grpo_by_sequences_is_eq_3(seed: int, low: float, high: float, beta: float) -> None:
+    loss = Grpo(GrpoLossSettings(clip_low=low, clip_high=high, kl_coef=beta, aggregate="sequences"))
+    batch = random_batch(LENGTHS, seed)
+    assert_maximizes(loss, batch, grpo_eq_3(batch, low=low, high=high, beta=beta))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
+def test_grpo_by_tokens_is_dapo(seed: int, entropy_coef: float) -> None:
+    loss = Grpo(
+        GrpoLossSettings(clip_low=0.2, clip_high=0.28, kl_coef=0.04, entropy_coef=entropy_coef)
+    )
+    batch = random_batch(LENGTHS, seed)
+    assert_maximizes(
+        loss, batch, dapo_eq_8(batch, low=0.2, high=0.28, beta=0.04, entropy_coef=entropy_coef)
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("low", "high"), [(3e-4, 4e-4), (0.1, 0.2)])
+def test_gspo_is_eq_5(seed: int, low: float, high: float) -> None:
+    batch = random_batch(LENGTHS, seed, drift=0.2)
+    loss = Gspo(GspoSettings(clip_low=low, clip_high=high))
+    assert_maximizes(loss, batch, gspo_eq_5(batch, low, high))
+
+
+def test_reinforce_is_the_policy_gradient() -> None:
+    batch = random_batch(LENGTHS, 0)
+    weighted = torch.where(batch.mask, batch.new, 0.0) * batch.advantages[:, None] * batch.mask
+    assert_maximizes(Reinforce(ReinforceSettings()), batch, weighted.sum() / batch.lengths.sum())
+    assert_maximizes(
+        Reinforce(ReinforceSettings(aggregate="sequences")),
+        batch,
+        (weighted.sum(dim=1) / batch.lengths).mean(),
+    )
+
+
+# Identities.
+
+
+def on_policy(batch: Padded) -> Padded:
+    old = batch.new.detach().clone()
+    return Padded(batch.mask, batch.new, old, old, batch.entropy, batch.advantages)
+
+
+@pytest.mark.parametrize("aggregate", ["tokens", "sequences"])
+def test_on_policy_grpo_has_the_gradient_of_reinforce(aggregate: str) -> None:
+    batch = on_policy(random_batch(LENGTHS, 1))
+    logprobs, loss_batch, _ = flat(batch)
+    # The KL to a reference that the policy still equals has no gradient either.
+    clipped = Grpo(GrpoLossSettings.model_validate({"aggregate": aggregate, "kl_coef": 0.5}))
+    plain = Reinforce(ReinforceSettings.model_validate({"aggregate": aggregate}))
+    ours = gradients(clipped(logprobs, loss_batch, None).sum, batch)[0]
+    theirs = gradients(plain(logprobs, loss_batch, None).sum, batch)[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_on_policy_gspo_has_the_gradient_of_reinforce_by_sequences() -> None:
+    batch = on_policy(random_batch(LENGTHS, 2))
+    logprobs, loss_batch, _ = flat(batch)
+    gspo = Gspo(GspoSettings())(logprobs, loss_batch, None)
+    reinforce = Reinforce(ReinforceSettings(aggregate="sequences"))(logprobs, loss_batch, None)
+    ours, theirs = gradients(gspo.sum, batch)[0], gradients(reinforce.sum, batch)[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    assert gspo.count == float(reinforce.count)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "slope"),
+    [
+        (1.0, 2.0, 2.0, 2.0),
+        (1.1, 2.0, 2.2, 2.0),  # inside the range: r A
+        (1.5, 2.0, 2.6, 0.0),  # a good token is pushed no further than 1 + 0.3
+        (0.5, 2.0, 1.0, 2.0),  # a good token that has become rare comes back
+        (0.5, -2.0, -1.8, 0.0),  # a bad token is pushed no further than 1 - 0.1
+        (1.5, -2.0, -3.0, -2.0),  # a bad token that has become frequent goes back
+        (1.5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_clip_by_hand(ratio: float, advantage: float, objective: float, slope: float) -> None:
+    old = torch.tensor([-1.0], dtype=torch.float64)
+    new = (old + math.log(ratio)).requires_grad_()
+    fields = {"advantages": torch.tensor([advantage], dtype=torch.float64), "sampler_logprobs": old}
+    batch = LossBatch(torch.zeros(1, dtype=torch.int64), 1, fields)
+    token = Grpo(GrpoLossSettings(clip_low=0.1, clip_high=0.3))
+    sequence = Gspo(GspoSettings(clip_low=0.1, clip_high=0.3))
+    for loss in (token, sequence):  # of one token, they are the same
+        output = loss(new, batch, None)
+        assert output.sum.item() == pytest.approx(-objective)
+        (gradient,) = torch.autograd.grad(output.sum, new)
+        assert gradient.item() == pytest.approx(-slope * ratio)  # d ratio / d logprob = ratio
+        held, count = output.metrics["clip_fraction"]
+        assert (float(held), count) == (float(slope == 0.0 != advantage), 1.0)
+        assert float(output.metrics["ratio"][0]) == pytest.approx(ratio)
+
+
+@given(
+    policy=st.floats(-20, 0),
+    difference=st.one_of(st.floats(-10, 10), st.floats(-1e-3, 1e-3), st.floats(-1e-6, 1e-6)),
+)
+def test_kl_is_never_negative(policy: float, difference: float) -> None:
+    logprobs = torch.tensor([policy], dtype=torch.float32)
+    kl = kl_k3(logprobs, logprobs + difference).item()
+    assert kl >= 0
+
+
+def test_kl_is_zero_only_where_the_policies_agree() -> None:
+    logprobs = torch.tensor([-2.0, -0.5, -3.0])
+    assert kl_k3(logprobs, logprobs).tolist() == [0.0, 0.0, 0.0]
+    assert all(kl_k3(logprobs, logprobs + 0.5) > 0.1)
+
+
+def test_k3_is_an_unbiased_estimate_of_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = torch.randn(2, 12, generator=generator, dtype=torch.float64).log_softmax(1)
+    # The expectation over tokens sampled from the policy, summed exactly.
+    expected = (policy.exp() * kl_k3(policy, reference)).sum()
+    torch.testing.assert_close(expected, (policy.exp() * (policy - reference)).sum())
+
+
+def test_the_entropy_bonus_pays_for_entropy() -> None:
+    batch = random_batch(LENGTHS, 3)
+    logprobs, loss_batch, entropy = flat(batch)
+    output = Grpo(GrpoLossSettings(entropy_coef=0.5))(logprobs, loss_batch, entropy)
+    _, slope = gradients(output.sum, batch)
+    assert torch.equal(slope[batch.mask], torch.full_like(entropy, -0.5))
+    total, count = output.metrics["entropy"]
+    assert float(total) / float(count) == pytest.approx(entropy.mean().item())
+
+
+@pytest.mark.parametrize(
+    "loss", [Grpo(GrpoLossSettings()), Grpo(GrpoLossSettings(aggregate="sequences"))]
+)
+def test_a_group_without_signal_has_no_gradient(loss: Loss) -> None:
+    batch = random_batch(LENGTHS, 4)
+    batch.advantages.zero_()
+    logprobs, loss_batch, _ = flat(batch)
+    assert torch.count_nonzero(gradients(loss(logprobs, loss_batch, None).sum, batch)[0]) == 0
+
+
+# What a token is called does not matter: masks come from roles.
+
+LOSSES: list[Callable[[], Loss]] = [
+    lambda: Grpo(GrpoLossSettings(kl_coef=0.1)),
+    lambda: Grpo(GrpoLossSettings(aggregate="sequences", kl_coef=0.1)),
+    lambda: Gspo(GspoSettings()),
+    lambda: Reinforce(ReinforceSettings()),
+]
+
+
+@pytest.mark.parametrize("make", LOSSES)
+def test_a_sampled_end_token_is_trained_although_it_is_the_pad_token(
+    make: Callable[[], Loss],
+) -> None:
+    eos = pad = 0
+
+    def batch_with(last: int) -> LossOutput:
+        rows = [
+            TrainSequence(
+                tokens=[5, pad, 7, pad, 8, last][: 4 + extra],
+                loss_mask=[False, False, True, True, True, True][: 4 + extra],
+                fields={
+                    "advantages": 1.0 - extra,
+                    "sampler_logprobs": [0.0, 0.0, -1.0, -2.0, -0.5, -0.7][: 4 + extra],
+                    "reference_logprobs": [0.0, 0.0, -1.5, -2.0, -0.5, -0.6][: 4 + extra],
+                },
+            )
+            for extra in (0, 2)
+        ]
+        packed = pack(rows)
+        logprobs = torch.linspace(-2, -0.1, len(packed.targets), requires_grad=True)
+        return make()(logprobs, packed.loss_batch, None)
+
+    ended, cut = batch_with(eos), batch_with(9)
+    assert ended.sum.item() == cut.sum.item()
+    assert float(ended.count) == float(cut.count)
+    assert float(ended.count) in (2.0, 6.0)  # sequences, or every sampled token

@@ -1,0 +1,43 @@
+"""Every reward of this package keeps the contract of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forge_core import Forge, Selection, Task
+from forge_core.protocols import Reward
+from forge_core.testing.conformance.reward import RewardConformance
+from forge_grpo import plugin
+
+
+class _Rewards(RewardConformance):
+    name = ""
+
+    @pytest.fixture
+    def selection(self, forge_app: Callable[..., Forge]) -> Selection[Reward]:
+        component = forge_app(plugin).plugins.catalog.get("reward", self.name)
+        return Selection(family="reward", component=component, settings=component.settings())
+
+
+class TestExactMatch(_Rewards):
+    name = "exact_match"
+
+
+class TestThinking(_Rewards):
+    name = "thinking"
+
+
+class TestMath(_Rewards):
+    name = "math"
+    deadline = 1.5
+    is_killed = "SymPy evaluates towers of powers, and nothing but a kill interrupts it"
+
+    @pytest.fixture
+    def task(self) -> Task:
+        return Task("latex", "Solve.", answer=r"\frac{3}{4}")
+
+    @pytest.fixture
+    def completions(self) -> list[str]:
+        return [r"\boxed{\frac{3}{4}}", "0.75", "3/4", "75%", "3", "4", r"$\{3, 4\}$", ""]

@@ -86,7 +86,7 @@ def _described(history: RunHistory, now: float) -> str:
         parts.append(f"{record.stage} {_of(record.stage_step, record.stage_steps)}")
     for label, name in _VALUES:
         if name in record.metrics:
-            parts.append(f"{label} {number(record.metrics[name]):>7}")
+            parts.append(f"{label} {number(record.metrics[name]):>8}")
     if history.scores:
         parts.append(f"score {number(history.scores[-1][1]):>6}")
     for label, name in _RATES:

@@ -94,12 +94,15 @@ def replay(
                 metrics=metrics,
                 timing={"step_seconds": seconds, **timing},
             )
+            episodes = (
+                [_episode(rng, metrics["reward/mean"]) for _ in range(8)]
+                if stage.recipe == "grpo"
+                else []
+            )
             for tracker in trackers:
                 tracker.step(record)
-                if stage.recipe == "grpo":
-                    tracker.episodes(
-                        step, [_episode(rng, metrics["reward/mean"]) for _ in range(8)]
-                    )
+                if episodes:
+                    tracker.episodes(step, episodes)
             if stage.recipe == "sft":
                 score = 0.55 * (1 - math.exp(-4 * done))
             else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from forge_core.cli.arguments import is_override, split_arguments
 from forge_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,24 +109,6 @@ def diff(app: Forge, left: str, right: str) -> None:
         click.echo(f"  + {_side(difference.right, difference.key)}")
     if not found:
         click.echo("no difference")
-
-
-def is_override(argument: str) -> bool:
-    """Whether an argument is ``key=value`` or ``~key`` and not the name of a config."""
-    return "=" in argument or argument.startswith("~")
-
-
-def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The source, which may be left out, and the overrides.
-
-    Raises:
-        UsageError: there is more than one source.
-    """
-    sources = [argument for argument in arguments if not is_override(argument)]
-    if len(sources) > 1:
-        raise UsageError(f"{sources[1]}: one config at a time; an override is key=value or ~key")
-    overrides = [argument for argument in arguments if is_override(argument)]
-    return (sources[0] if sources else None), overrides
 
 
 def _print_yaml(text: str) -> None:

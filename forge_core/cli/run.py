@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forge_core.cli.arguments import split_arguments
 from forge_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ COMPONENT_FLAGS = ("generator", "trainer", "loss", "transport", "runtime")
 
 
 @click.command()
-@click.argument("source", required=False, metavar="[PRESET-or-FILE]")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.argument("arguments", nargs=-1, metavar="[PRESET-or-FILE] [KEY=VALUE ...]")
 @click.option("--generator", metavar="NAME", help="Short for generator.use=NAME.")
 @click.option("--trainer", metavar="NAME", help="Short for trainer.use=NAME.")
 @click.option("--loss", metavar="NAME", help="Short for loss.use=NAME.")
@@ -38,8 +38,7 @@ COMPONENT_FLAGS = ("generator", "trainer", "loss", "transport", "runtime")
 def run(
     app: Forge,
     /,
-    source: str | None,
-    overrides: tuple[str, ...],
+    arguments: tuple[str, ...],
     nproc_per_node: int | None,
     dry_run: bool,
     resume: Path | None,
@@ -55,20 +54,18 @@ def run(
     Exit codes: 0 the target was reached, 1 the run failed, 2 usage or config, 3 stopped short of
     the target, 130 interrupted after a checkpoint.
     """
-    if source is not None and ("=" in source or source.startswith("~")):
-        overrides = (source, *overrides)
-        source = None
+    source, overrides = split_arguments(arguments)
     if source is None and resume is None:
         raise UsageError("forge run: name a preset or a config file (forge presets lists presets)")
     flags = [f"{name}.use={components[name]}" for name in COMPONENT_FLAGS if components[name]]
     if nproc_per_node is not None:
         flags.append(f"trainer.procs={nproc_per_node}")
-    arguments = [*flags, *overrides]
+    overrides = [*flags, *overrides]
     if dry_run:
-        config, totals = app.check(source, arguments, resume=resume)
+        config, totals = app.check(source, overrides, resume=resume)
         _show_plan(config, totals)
         return 0
-    return app.run(source, arguments, resume=resume).exit_code
+    return app.run(source, overrides, resume=resume).exit_code
 
 
 def _show_plan(config: RunConfig, totals: list[int]) -> None:

@@ -250,18 +250,21 @@ async def test_the_window_can_be_made_smaller_but_not_larger(make: Callable[...,
         make(max_model_len=300)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-async def test_a_device_that_is_not_there_is_an_error(folder: Path) -> None:
+async def test_what_cannot_be_had_is_an_error(folder: Path) -> None:
     context = BuildContext(
         model=ModelSection(path=folder),
         training=TrainingSection(),
         distributed=DistributedSection(),
     )
-    with pytest.raises(ConfigError, match="torch finds no CUDA device"):
-        GENERATOR.build(TorchGeneratorSettings(device="cuda"), context)
-    generator = GENERATOR.build(TorchGeneratorSettings(), context)
+    settings = TorchGeneratorSettings(device="cpu")
+    with pytest.raises(ConfigError, match="runs in one process, not in 2"):
+        GENERATOR.build(settings, replace(context, world_size=2))
+    generator = GENERATOR.build(settings, context)
     with pytest.raises(ConfigError, match="transport"):
         await generator.update_weights(WeightManifest(1, "", 0, 0))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="torch finds no CUDA device"):
+            GENERATOR.build(TorchGeneratorSettings(device="cuda"), context)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class TorchGenerator:
     which requests meet in a batch depends on the order of calls alone, not on time.
 
     Raises:
-        ConfigError: the window or the device asked for is not to be had.
+        ConfigError: the window, the device or the processes asked for are not to be had.
         DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
     """
 
@@ -38,6 +38,11 @@ class TorchGenerator:
         path = context.model.path
         if path is None:
             raise ConfigError("model.path: generator torch needs a model folder")
+        if context.world_size != 1:
+            raise ConfigError(
+                f"generator torch runs in one process, not in {context.world_size}; ask for more "
+                "replicas instead of more processes"
+            )
         device = _device(settings.device)
 
         def load() -> PreTrainedModel:

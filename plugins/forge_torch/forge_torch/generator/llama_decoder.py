@@ -103,13 +103,13 @@ class LlamaDecoder:
             mixed = torch.addmm(layer.qkv_bias, hidden, layer.qkv)
         counts = [self._heads, self._kv_heads]
         heads = mixed.view(-1, sum(counts) + self._kv_heads, self._head_dim)
-        rotated, value = torch.split(heads, [sum(counts), self._kv_heads], dim=1)
+        rotated, value = torch.split_with_sizes(heads, [sum(counts), self._kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             rotated = self._unit_rms(rotated)
-            query, key = torch.split(rotated, counts, dim=1)
+            query, key = torch.split_with_sizes(rotated, counts, dim=1)
             query.mul_(layer.query_norm)
             key.mul_(layer.key_norm)
-        query, key = torch.split(_rotate(rotated, rotation), counts, dim=1)
+        query, key = torch.split_with_sizes(_rotate(rotated, rotation), counts, dim=1)
         return query, key, value
 
     def _attend_all(

@@ -87,7 +87,7 @@ class LlamaWeights:
         names = ("q_proj", "k_proj", "v_proj")
         sources = [getattr(attention, name).weight for name in names]
         joined = _empty(sources[0], sources[0].shape[1], sum(len(source) for source in sources))
-        parts = torch.split(joined, [len(source) for source in sources], dim=1)
+        parts = torch.split_with_sizes(joined, [len(source) for source in sources], dim=1)
         for name, source, part in zip(names, sources, parts, strict=True):
             view = part.t()
             if name != "v_proj":
@@ -101,7 +101,7 @@ class LlamaWeights:
         if sources[0] is None:
             return None
         joined = _empty(sources[0], sum(len(source) for source in sources))
-        parts = torch.split(joined, [len(source) for source in sources])
+        parts = torch.split_with_sizes(joined, [len(source) for source in sources])
         for name, source, part in zip(names, sources, parts, strict=True):
             view = part
             if name != "v_proj":

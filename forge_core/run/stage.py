@@ -67,6 +67,9 @@ class Stage:
         """Policy version last published; -1 before the first."""
         self._restored = restored
         self._step = restored.stage_step if restored else 0
+        """Steps done."""
+        self._at = self._step
+        """The step under way, else the last one done."""
         self._published_at: int | None = None
         self._manifest: WeightManifest | None = None
         self._trainer: Service | None = None
@@ -190,7 +193,7 @@ class Stage:
         await update_weights(self._policy, manifest)
         before, self._manifest = self._manifest, manifest
         self.version = manifest.version
-        self._published_at = self._step
+        self._published_at = self._at
         if before is not None:
             await self.session.transport(self).drop(before.version)
             if before.checksum == manifest.checksum:
@@ -231,6 +234,7 @@ class Stage:
         saved_at = self._step
         while self._step < self.total_steps:
             step = Step(self._step + 1, offset + self._step + 1)
+            self._at = step.number
             yield step
             step.finish()
             self._step += 1
@@ -292,7 +296,7 @@ class Stage:
         if self.config.eval_dataset is None or not self.config.rewards:
             return
         await self.policy()
-        if self._published_at != self._step:
+        if self._published_at != self._at:
             await self.publish()
         evaluation = await evaluate(self, moment, self.session.steps_before(self) + self._step)
         self.evaluations.append(evaluation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from forge_core import Episode, Group, TrainSequence, UsageError
@@ -15,7 +16,7 @@ from forge_core.rollout import rollout_group
 from forge_core.run.plan import steps_for
 from forge_core.seeding import derive_seed
 from forge_grpo.advantages import group_advantages
-from forge_grpo.statistics import rollout_metrics
+from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
     from forge_core.config.resolve import StageConfig
@@ -68,10 +69,16 @@ class GrpoRecipe:
             step.record(rollout_metrics(groups, current_version=stage.version))
             step.rate("generated_tokens", _completion_tokens(episodes), over="generate")
             self._say_if_nothing_is_learned(stage, step, kept)
+            temperature = stage.config.sampling.temperature
             if not kept:
+                # Nothing to train on; sampler and trainer are compared all the same.
+                compared = groups[0].episodes
+                logprobs = await trainer.logprobs.route(
+                    [train_sequence(episode) for episode in compared], temperature=temperature
+                )
+                step.record(mismatch_metrics(compared, logprobs))
                 continue
             sequences = [train_sequence(episode) for episode in kept]
-            temperature = stage.config.sampling.temperature
             with step.timed("train"):
                 if "reference_logprobs" in stage.loss.needs:
                     sequences = await _with_reference(trainer, sequences, temperature)
@@ -153,6 +160,6 @@ def _completion_tokens(episodes: Sequence[Episode]) -> int:
 
 
 def _split(sequences: Sequence[TrainSequence], parts: int) -> list[list[TrainSequence]]:
-    """Micro-batches of nearly equal size; fewer where groups were left out."""
-    size = -(-len(sequences) // parts)
-    return [list(sequences[begin : begin + size]) for begin in range(0, len(sequences), size)]
+    """Micro-batches of equal size, but for one sequence; fewer where there are fewer sequences."""
+    bounds = [len(sequences) * part // parts for part in range(parts + 1)]
+    return [list(sequences[begin:end]) for begin, end in pairwise(bounds) if begin < end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from forge_core import Group
+from forge_core import Episode, Group
 
 
 def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[str, float]:
@@ -37,4 +37,25 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
         ),
         "groups/total": len(groups),
         "staleness/max": current_version - min(versions) if versions else 0,
+    }
+
+
+def mismatch_metrics(
+    episodes: Sequence[Episode], logprobs: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """How far the trainer's logprobs lie from the sampler's; what a training step measures itself.
+
+    Args:
+        episodes: as they were sampled.
+        logprobs: the trainer's, for the same tokens.
+    """
+    differences = [
+        abs(trainer - sampler)
+        for episode, row in zip(episodes, logprobs, strict=True)
+        for trained, trainer, sampler in zip(episode.loss_mask, row, episode.logprobs, strict=True)
+        if trained
+    ]
+    return {
+        "mismatch/logprob_abs_mean": fmean(differences),
+        "mismatch/logprob_abs_max": max(differences),
     }

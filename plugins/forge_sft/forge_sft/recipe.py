@@ -31,6 +31,7 @@ class SftRecipe:
 
     async def run(self, stage: Stage) -> None:
         training = stage.config.training
+        assert training.batch_size is not None
         trainer = await stage.trainer()
         async for step in stage.steps():
             with step.timed("data"):

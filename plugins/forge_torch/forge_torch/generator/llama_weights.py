@@ -60,22 +60,21 @@ class LlamaWeights:
             body.layers[index] = torch.nn.Identity()
 
     def _take_layer(self, prefix: str, layer: Any) -> LayerWeights:
-        attention, mlp = layer.self_attn, layer.mlp
-        normed = hasattr(attention, "q_norm")
+        attention, mlp, within = layer.self_attn, layer.mlp, f"{prefix}.self_attn"
+        query_norm = key_norm = output_bias = None
+        if hasattr(attention, "q_norm"):
+            query_norm = self._take_head_norm(f"{within}.q_norm.weight", attention.q_norm)
+            key_norm = self._take_head_norm(f"{within}.k_norm.weight", attention.k_norm)
+        if attention.o_proj.bias is not None:
+            output_bias = self._keep(f"{within}.o_proj.bias", attention.o_proj.bias)
         return LayerWeights(
             input_norm=self._keep(f"{prefix}.input_layernorm.weight", layer.input_layernorm.weight),
-            qkv=self._take_qkv(f"{prefix}.self_attn", attention),
-            qkv_bias=self._take_qkv_bias(f"{prefix}.self_attn", attention),
-            query_norm=self._take_head_norm(f"{prefix}.self_attn.q_norm.weight", attention.q_norm)
-            if normed
-            else None,
-            key_norm=self._take_head_norm(f"{prefix}.self_attn.k_norm.weight", attention.k_norm)
-            if normed
-            else None,
-            output=self._take_product(f"{prefix}.self_attn", attention, ("o_proj",)),
-            output_bias=None
-            if attention.o_proj.bias is None
-            else self._keep(f"{prefix}.self_attn.o_proj.bias", attention.o_proj.bias),
+            qkv=self._take_qkv(within, attention),
+            qkv_bias=self._take_qkv_bias(within, attention),
+            query_norm=query_norm,
+            key_norm=key_norm,
+            output=self._take_product(within, attention, ("o_proj",)),
+            output_bias=output_bias,
             mlp_norm=self._keep(
                 f"{prefix}.post_attention_layernorm.weight", layer.post_attention_layernorm.weight
             ),

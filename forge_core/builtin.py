@@ -11,7 +11,7 @@ from forge_core.protocols import Runtime, Tracker
 
 @hookimpl
 def forge_runtimes() -> Iterable[Component[Runtime]]:
-    from forge_core.runtimes.local import LOCAL
+    from forge_core.runtimes.components import LOCAL
 
     yield LOCAL
 

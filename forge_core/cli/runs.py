@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from forge_core.cli.table import print_table
 from forge_core.run.checkpoint import CheckpointStore
 from forge_core.run.folder import CONFIG, SUMMARY
 
@@ -27,15 +28,8 @@ def runs(folder: Path, as_json: bool) -> None:
     if not rows:
         click.echo(f"no runs in {folder}")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "outcome", "steps", "score", "seconds", "checkpoint"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(row[str(column.header)]) for column in table.columns))
-    Console().print(table)
+    columns = list(rows[0])
+    print_table(columns, [[_text(row[column]) for column in columns] for row in rows])
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class RunFolder:
             "config_blake2b": hashlib.blake2b(config.to_yaml().encode()).hexdigest()[:32],
             "seeds": {stage.name: stage.training.seed for stage in config.stages},
             "plugins": {
-                info.name: {
+                f"{info.provider}:{info.name}": {
                     "distribution": info.distribution,
                     "version": info.version,
                     "status": info.status,

@@ -11,13 +11,8 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from forge_core.component import BuildContext, Component, Settings
 from forge_core.errors import ReplicaDied, UsageError
 from forge_core.services.spec import ReplicaSpec
-
-
-class LocalSettings(Settings):
-    """There is nothing to set: everything lives in this process."""
 
 
 class LocalReplica:
@@ -93,15 +88,3 @@ class LocalRuntime:
         """Close what no service has closed."""
         while self._replicas:
             await self._replicas.pop().stop()
-
-
-def _build(settings: LocalSettings, context: BuildContext) -> LocalRuntime:
-    return LocalRuntime()
-
-
-LOCAL: Component[LocalRuntime] = Component(
-    name="local",
-    settings=LocalSettings,
-    build=_build,
-    summary="replicas in this process, for one machine and for debugging",
-)

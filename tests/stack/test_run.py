@@ -51,7 +51,7 @@ def test_two_stages_leave_what_is_promised(small_config: dict[str, Any]) -> None
     assert kinds.count("evaluation") == 4
     assert {row["step"] for row in lines_of(folder / "episodes.jsonl")} == {4, 5, 6}
     lock = yaml.safe_load((folder / "run.lock").read_text())
-    assert lock["plugins"]["grpo"]["status"] == "ok"
+    assert lock["plugins"]["forge-rl-grpo:grpo"]["status"] == "ok"
     assert lock["packages"]["torch"]
     assert (folder / "checkpoints" / "step_6" / "model.safetensors").is_file()
     assert summary.checkpoint == folder / "checkpoints" / "step_6"

@@ -233,7 +233,7 @@ class TransportConformance:
                     await asyncio.sleep(0)
             done.set()
 
-        *counts, _ = await asyncio.gather(*map(read, ends), write())
+        counts, _ = await asyncio.gather(asyncio.gather(*map(read, ends)), write())
         assert all(count > 0 for count in counts)
 
     async def test_closing_the_last_end_forgets_everything(

@@ -35,19 +35,24 @@ class SftRecipe:
         trainer = await stage.trainer()
         async for step in stage.steps():
             with step.timed("data"):
-                micro_batches = [
+                drawn = [
                     self._rows(stage, training.batch_size)
                     for _ in range(training.gradient_accumulation_steps)
                 ]
             with step.timed("train"):
-                result = await trainer.train_step.route(micro_batches)
+                result = await trainer.train_step.route([rows for rows, _ in drawn])
             step.trained(result)
-            step.record({"epoch": stage.tasks.position / len(stage.dataset)})
+            step.record(
+                {
+                    "epoch": stage.tasks.position / len(stage.dataset),
+                    "rows_dropped": sum(dropped for _, dropped in drawn),
+                }
+            )
 
-    def _rows(self, stage: Stage, count: int) -> list[TrainSequence]:
-        """The next rows that fit; overlong ones are passed over in the data's order."""
+    def _rows(self, stage: Stage, count: int) -> tuple[list[TrainSequence], int]:
+        """The next rows that fit, in the data's order, and how many between them do not."""
         rows: list[TrainSequence] = []
-        passed_over = 0
+        dropped = 0
         while len(rows) < count:
             for task in stage.take(count - len(rows)):
                 row = to_sequence(
@@ -57,11 +62,11 @@ class SftRecipe:
                     overlong=self.settings.overlong,
                 )
                 if row is None:
-                    passed_over += 1
+                    dropped += 1
                 else:
                     rows.append(row)
-            if passed_over > len(stage.dataset):
+            if dropped > len(stage.dataset):
                 raise DataError(
                     f"recipe.max_length: no row of the dataset fits into {self.settings.max_length}"
                 )
-        return rows
+        return rows, dropped

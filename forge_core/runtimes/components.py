@@ -1,0 +1,28 @@
+"""The kernel's own runtime and its settings. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_core.component import BuildContext, Component, Settings
+
+if TYPE_CHECKING:
+    from forge_core.runtimes.local import LocalRuntime
+
+
+class LocalSettings(Settings):
+    """Nothing to set."""
+
+
+def build_local(settings: LocalSettings, context: BuildContext) -> LocalRuntime:
+    from forge_core.runtimes.local import LocalRuntime
+
+    return LocalRuntime()
+
+
+LOCAL: Component[LocalRuntime] = Component(
+    name="local",
+    settings=LocalSettings,
+    build=build_local,
+    summary="replicas in this process, for one machine and for debugging",
+)

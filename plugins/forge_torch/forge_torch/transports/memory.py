@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from forge_core import WeightManifest
-from forge_core.tensors.checksum import checksum
+from forge_torch.transports.digest import checksum_alongside
 
 SPARE_COPIES = 2
 """Buffers of dropped versions kept for the next ones: fresh memory is several times slower."""
@@ -71,7 +71,7 @@ class MemoryTransport:
                 )
             buffers = channel.spare.pop() if channel.spare else {}
         tensors: dict[str, torch.Tensor] = {}
-        digest = checksum(_stored(weights, buffers, tensors))
+        digest = checksum_alongside(_stored(weights, buffers, tensors))
         with channel.lock:
             channel.copies[version] = _Copy(tensors)
             channel.last = version

@@ -28,7 +28,7 @@ from typing import BinaryIO
 import torch
 
 from forge_core import ForgeError, WeightManifest
-from forge_core.tensors.checksum import checksum
+from forge_torch.transports.digest import checksum_alongside
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock
 
@@ -118,7 +118,7 @@ class ShmTransport:
             segment = self._take_segment()
             table: list[_Entry] = []
             try:
-                digest = checksum(_stored(weights, segment, table))
+                digest = checksum_alongside(_stored(weights, segment, table))
             finally:
                 # Before the version is known: from then on its readers want the lock.
                 segment.unlock()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +59,31 @@ class Forge:
 
         return resolve(self.plugins.catalog, source, overrides)
 
+    def loss_overrides(
+        self, source: Source, overrides: Sequence[str], loss: str, *, resume: Path | None = None
+    ) -> list[str]:
+        """What ``--loss NAME`` stands for: ``loss.use=NAME`` in each stage that can use it.
+
+        Raises:
+            UsageError: no stage can; says what the loss needs and what the recipe gives.
+        """
+        from forge_core.run.plan import usable_loss
+
+        source = self._source(source, resume)
+        stages = self.resolve(source, overrides).stages
+        if len(stages) == 1:
+            return [f"loss.use={loss}"]
+        changes = [f"stages.{stage.name}.loss.use={loss}" for stage in stages]
+        problems = [
+            usable_loss(self.resolve(source, [change, *overrides]).stages[index])
+            for index, change in enumerate(changes)
+        ]
+        usable = [change for change, problem in zip(changes, problems, strict=True) if not problem]
+        for problem in problems:
+            if problem is not None and not usable:
+                raise problem
+        return usable
+
     def check(
         self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
     ) -> tuple[RunConfig, list[int]]:
@@ -84,17 +107,23 @@ class Forge:
         return _run_to_end(self._session(source, overrides, resume).run())
 
     def _session(self, source: Source, overrides: Overrides, resume: Path | None) -> RunSession:
-        from forge_core.run.folder import RunFolder
         from forge_core.run.session import RunSession
 
-        if source is None and resume is not None:
-            source = RunFolder.open(resume).config
-        config = self.resolve(source, overrides)
+        config = self.resolve(self._source(source, resume), overrides)
         return RunSession(config, self.plugins, resume=resume or config.checkpointing.resume)
+
+    def _source(self, source: Source, resume: Path | None) -> Source:
+        """A run that goes on does so with its own config, unless another is named."""
+        from forge_core.run.folder import RunFolder
+
+        return RunFolder.open(resume).config if source is None and resume is not None else source
 
 
 def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run``, also where a loop is running already (a notebook): then in a thread."""
+    import asyncio
+    import threading
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

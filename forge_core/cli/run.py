@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from forge_core.app import Forge
     from forge_core.config.resolve import RunConfig
 
-COMPONENT_FLAGS = ("generator", "trainer", "loss", "transport", "runtime")
+COMPONENT_FLAGS = ("generator", "trainer", "transport", "runtime")
 
 
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[PRESET-or-FILE] [KEY=VALUE ...]")
 @click.option("--generator", metavar="NAME", help="Short for generator.use=NAME.")
 @click.option("--trainer", metavar="NAME", help="Short for trainer.use=NAME.")
-@click.option("--loss", metavar="NAME", help="Short for loss.use=NAME.")
+@click.option(
+    "--loss", metavar="NAME", help="Short for loss.use=NAME, in the stages whose recipe can use it."
+)
 @click.option("--transport", metavar="NAME", help="Short for transport.use=NAME.")
 @click.option("--runtime", metavar="NAME", help="Short for runtime.use=NAME.")
 @click.option(
@@ -39,6 +41,7 @@ def run(
     app: Forge,
     /,
     arguments: tuple[str, ...],
+    loss: str | None,
     nproc_per_node: int | None,
     dry_run: bool,
     resume: Path | None,
@@ -61,6 +64,8 @@ def run(
     if nproc_per_node is not None:
         flags.append(f"trainer.procs={nproc_per_node}")
     overrides = [*flags, *overrides]
+    if loss is not None:
+        overrides = [*app.loss_overrides(source, overrides, loss, resume=resume), *overrides]
     if dry_run:
         config, totals = app.check(source, overrides, resume=resume)
         _show_plan(config, totals)
@@ -74,7 +79,7 @@ def _show_plan(config: RunConfig, totals: list[int]) -> None:
     for stage, steps in zip(config.stages, totals, strict=True):
         parts = {
             section: selection.name
-            for section in (*COMPONENT_FLAGS[:4], "environment", "dataset", "eval_dataset")
+            for section in ("generator", "trainer", "loss", "transport", "dataset", "eval_dataset")
             if (selection := getattr(stage, section)) is not None
         }
         rewards = {"rewards": "+".join(stage.rewards)} if stage.rewards else {}

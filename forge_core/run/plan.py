@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from forge_core.component import BuildContext
 from forge_core.errors import UsageError
+from forge_core.seeding import derive_seed
 
 if TYPE_CHECKING:
     from forge_core.config.resolve import StageConfig
@@ -24,6 +26,27 @@ def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: in
     if training.num_epochs is None:
         raise UsageError("training.steps: give steps or num_epochs, so that the run has a target")
     return max(1, math.ceil(training.num_epochs * dataset_length / tasks_per_step))
+
+
+def early_context(stage: StageConfig) -> BuildContext:
+    """What is known before the stage's model is: enough for recipes, losses and datasets."""
+    return BuildContext(
+        model=stage.model,
+        training=stage.training,
+        distributed=stage.distributed,
+        seed=derive_seed(stage.training.seed, "stage", stage.name),
+    )
+
+
+def usable_loss(stage: StageConfig) -> UsageError | None:
+    """Why the stage's recipe cannot use the stage's loss, or None if it can."""
+    assert stage.loss is not None
+    context = early_context(stage)
+    try:
+        check_loss(stage, stage.recipe.build(context), stage.loss.build(context))
+    except UsageError as error:
+        return error
+    return None
 
 
 def check_requirements(stage: StageConfig, recipe: Recipe) -> None:

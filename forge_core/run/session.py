@@ -9,7 +9,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext
 from forge_core.errors import (
     DataError,
     ForgeError,
@@ -22,9 +21,8 @@ from forge_core.run.broadcast import Broadcast
 from forge_core.run.checkpoint import CheckpointStore, RunState
 from forge_core.run.folder import RunFolder
 from forge_core.run.interrupt import StopRequest
-from forge_core.run.plan import check_loss, check_requirements
+from forge_core.run.plan import check_loss, check_requirements, early_context
 from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
-from forge_core.seeding import derive_seed
 from forge_core.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class RunSession:
         self._resumed = RunFolder.open(resume) if resume is not None else None
 
     def _check(self, stage: StageConfig) -> None:
-        context = self._early_context(stage)
+        context = early_context(stage)
         recipe = stage.recipe.build(context)
         check_requirements(stage, recipe)
         if stage.loss is not None:
@@ -78,14 +76,6 @@ class RunSession:
         self._recipes.append(recipe)
         self.total_steps.append(recipe.plan(stage, length))
 
-    def _early_context(self, stage: StageConfig) -> BuildContext:
-        return BuildContext(
-            model=stage.model,
-            training=stage.training,
-            distributed=stage.distributed,
-            seed=derive_seed(stage.training.seed, "stage", stage.name),
-        )
-
     def dataset(self, stage: StageConfig, section: str) -> Dataset:
         """The built dataset of a stage's section; built once.
 
@@ -94,7 +84,7 @@ class RunSession:
         """
         key = (stage.name, section)
         if key not in self._datasets:
-            dataset = getattr(stage, section).build(self._early_context(stage))
+            dataset = getattr(stage, section).build(early_context(stage))
             if len(dataset) == 0:
                 raise DataError(f"{section}: dataset of stage {stage.name!r} is empty")
             self._datasets[key] = dataset
@@ -147,7 +137,7 @@ class RunSession:
         state = self._newest_state()
         self.folder.write_config(self.config)
         self.folder.write_lock(self.config, self._plugins)
-        context = self._early_context(self.config.stages[0])
+        context = early_context(self.config.stages[0])
         trackers = [selection.build(context) for selection in self.config.trackers.values()]
         self.broadcast = Broadcast(trackers, self.hook)
         self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)

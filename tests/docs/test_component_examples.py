@@ -1,0 +1,65 @@
+"""The loss and the environment that ``docs/`` shows keep their contracts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core import BuildContext, Component, Selection, Settings, Task
+from forge_core.testing.conformance.environment import EnvironmentConformance
+from forge_core.testing.conformance.loss import LossConformance
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def example(page: str) -> dict[str, Any]:
+    """What the page's python blocks define."""
+    names: dict[str, Any] = {"__name__": page}
+    for block in re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.S | re.M):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+class TestRecent(LossConformance):
+    not_differentiated = example("losses.md")["TestRecent"].not_differentiated
+
+    @pytest.fixture
+    def loss(self) -> Any:
+        return example("losses.md")["Recent"]()
+
+
+class TestGuess(EnvironmentConformance):
+    replies = ("1", "9", "5")
+
+    @pytest.fixture
+    def selection(self) -> Selection[Any]:
+        guess = example("environments.md")["Guess"]
+
+        def build(settings: Settings, context: BuildContext) -> Any:
+            return guess()
+
+        component = Component(name="guess", settings=Settings, build=build, summary="guess")
+        return Selection(family="environment", component=component, settings=Settings())
+
+    @pytest.fixture
+    def tasks(self) -> Sequence[Task]:
+        return [Task("guess", "", answer="5")]
+
+
+async def test_the_environment_says_what_the_page_says() -> None:
+    interaction = example("environments.md")["Guess"]().start(Task("guess", "", answer="5"), 0)
+    assert [await interaction.respond(guess) for guess in ("3", "7", "5")] == [
+        "Higher.",
+        "Lower.",
+        None,
+    ]
+
+
+@pytest.mark.parametrize("page", ["losses.md", "datasets.md", "environments.md", "rewards.md"])
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text()):
+        assert (DOCS / target).exists(), f"{page} links to {target}"

@@ -120,7 +120,7 @@ def _title(history: RunHistory, width: int, now: float) -> Text:
 
 def _components(history: RunHistory, width: int) -> Text:
     line = Text(" ")
-    for index, (family, name) in enumerate(history.run.components.items()):
+    for index, (family, name) in enumerate(history.components.items()):
         line.append(("  " if index else "") + f"{family} ", LABEL)
         line.append(name)
     return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord
@@ -38,6 +39,7 @@ class RunHistory:
         started: when.
 
     Attributes:
+        components: what runs in the stage: section -> component name.
         record: of the last step.
         recorded: when that step ended; 0 in a stage without one.
         curves: metric -> (step, value) of the stage's steps; stages may differ in what it means.
@@ -48,6 +50,7 @@ class RunHistory:
 
     run: RunInfo
     started: float
+    components: Mapping[str, str] = field(init=False)
     stage: int = 0
     record: StepRecord | None = None
     recorded: float = 0.0
@@ -58,6 +61,9 @@ class RunHistory:
     episode: Episode | None = None
     episode_step: int = 0
     _intervals: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def __post_init__(self) -> None:
+        self.components = self.run.components
 
     def add_step(self, record: StepRecord, now: float) -> None:
         if self.recorded:  # the first step of a stage also pays for what is started with it
@@ -75,6 +81,7 @@ class RunHistory:
         self.alarms += is_alarm(event)
         if event.kind == "stage_started":
             self.stage = int(event.data["index"])
+            self.components = event.data.get("components", self.components)
             self.recorded = 0.0
             self._intervals.clear()
             self.curves.clear()

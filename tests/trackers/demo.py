@@ -15,6 +15,7 @@ from forge_core.protocols import Tracker
 from forge_core.run.records import Evaluation, Event, RunInfo, StageInfo, StepRecord, Summary
 from forge_core.types import Completion, Episode, Task, Turn
 
+LOSSES = {"sft": "cross_entropy", "grpo": "grpo"}
 STAGES = (
     StageInfo(name="sft", recipe="sft", steps=120),
     StageInfo(name="grpo", recipe="grpo", steps=180),
@@ -22,7 +23,7 @@ STAGES = (
 COMPONENTS = {
     "generator": "torch",
     "trainer": "torch",
-    "loss": "grpo",
+    "loss": "cross_entropy",
     "transport": "memory",
     "runtime": "local",
 }
@@ -77,6 +78,7 @@ def replay(
             "stage_started",
             f"stage {stage.name} ({index + 1} of 2): recipe {stage.recipe}, {stage.steps} steps",
             stage=stage.name, index=index, steps=stage.steps,
+            components={**COMPONENTS, "loss": LOSSES[stage.recipe]},
         )  # fmt: skip
         evaluate(stage.name, "before", step, score)
         for stage_step in range(1, stage.steps + 1):

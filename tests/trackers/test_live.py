@@ -114,6 +114,7 @@ def test_it_shows_what_a_person_wants_to_see(tmp_path: Path, replay: Callable[..
     ):
         assert words in picture
     assert "waiting for the first step" in frames[0]
+    assert "loss cross_entropy" in frames[0]
 
 
 def test_time_left_counts_down_between_steps() -> None:

@@ -12,7 +12,7 @@ from forge_core.trackers.plain import PlainLog
 
 GOLDEN = """\
 run demo: sft (sft, 120 steps), grpo (grpo, 180 steps)
-generator torch, trainer torch, loss grpo, transport memory, runtime local
+generator torch, trainer torch, loss cross_entropy, transport memory, runtime local
 folder RUN
     0:00  stage sft (1 of 2): recipe sft, 120 steps
     0:00  sft: held-out score 0.000 before training (200 tasks, step 0)

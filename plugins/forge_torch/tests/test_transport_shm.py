@@ -202,6 +202,24 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         ShmTransport("c", folder=tmp_path / "missing")
 
 
+async def test_links_that_others_left_are_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "owners").touch()
+    (victim / "precious").touch()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    end = ShmTransport("c", folder=shared)
+    [channel] = shared.iterdir()
+    await end.close()
+    (shared / f"{channel.name}x").symlink_to(victim)
+    await ShmTransport("c", folder=shared).close()
+    channel.symlink_to(victim)
+    with pytest.raises(UsageError, match="is in the way"):
+        ShmTransport("c", folder=shared)
+    assert files(victim) == ["owners", "precious"]
+
+
 async def test_any_text_is_a_channel(tmp_path: Path) -> None:
     names = ["a/b", "a_b", "../up", "ü" * 300, ""]
     ends = [ShmTransport(name, folder=tmp_path) for name in names]

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ class ChannelFolder:
         channel: name of the channel; any text.
 
     Raises:
-        UsageError: ``root`` is no folder that can be written.
+        UsageError: ``root`` cannot be written, or something else has the channel's name in it.
     """
 
     def __init__(self, root: Path, channel: str) -> None:
@@ -39,7 +40,7 @@ class ChannelFolder:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", channel)[:40]
         digest = hashlib.blake2b(channel.encode(), digest_size=4).hexdigest()
         self.path = root / f"{_PREFIX}{readable}-{digest}"
-        for left in root.glob(f"{_PREFIX}*"):
+        for left in filter(_is_ours, root.glob(f"{_PREFIX}*")):
             _remove_if_deserted(left)
         owners = _join(self.path)
         # Also runs when the transport is forgotten or the interpreter ends without a close.
@@ -59,6 +60,8 @@ def _join(path: Path) -> BinaryIO:
     while True:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
+        if path.exists() and not _is_ours(path):
+            raise UsageError(f"transport shm: {path} is in the way and not a folder of this user")
         try:
             owners = (path / "owners").open("ab")
         except FileNotFoundError:  # removed in between by a sweep
@@ -93,6 +96,15 @@ def _remove_if_deserted(path: Path) -> None:
         (path / "owners").unlink(missing_ok=True)  # last: without it nobody would look here again
         with suppress(OSError):
             path.rmdir()
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a folder, no link to one, and of this user: others can write to /dev/shm too."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _is_still(file: BinaryIO, path: Path) -> bool:

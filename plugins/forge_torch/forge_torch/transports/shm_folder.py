@@ -99,7 +99,7 @@ def _remove_if_deserted(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a folder, no link to one, and of this user: others can write to /dev/shm too."""
+    """Whether it is a folder of this user and no link: others can write to /dev/shm too."""
     try:
         status = path.lstat()
     except FileNotFoundError:

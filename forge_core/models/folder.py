@@ -11,7 +11,7 @@ import json
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge_core.errors import ConfigError, DataError
 from forge_core.models.characters import character_tokenizer
@@ -259,5 +259,5 @@ def _first_line(error: BaseException) -> str:
     return next(iter(_lines(error)), type(error).__name__)
 
 
-def _last_line(error: BaseException) -> Any:
+def _last_line(error: BaseException) -> str:
     return (_lines(error) or [type(error).__name__])[-1]

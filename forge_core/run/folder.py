@@ -77,6 +77,11 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    def channel(self, stage: str) -> str:
+        """Where the ends of a stage's transport meet: no other run on the host has the same."""
+        digest = hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()
+        return f"{self.path.name}-{digest}-{stage}"
+
     @property
     def rewards_log(self) -> Path:
         """What reward processes print."""

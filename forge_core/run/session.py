@@ -187,7 +187,12 @@ class RunSession:
                 "stage_started",
                 f"stage {config.name} ({index + 1} of {len(self.config.stages)}): recipe "
                 f"{config.recipe.name}, {total} steps",
-                {"stage": config.name, "index": index, "steps": total},
+                {
+                    "stage": config.name,
+                    "index": index,
+                    "steps": total,
+                    "components": self._components(config),
+                },
             )
             caller.set(f"recipe {config.recipe.name}")
             try:
@@ -211,13 +216,6 @@ class RunSession:
         return state
 
     def _info(self, state: RunState | None) -> RunInfo:
-        first = self.config.stages[0]
-        sections = ("generator", "trainer", "loss", "transport")
-        components = {
-            section: selection.name
-            for section in sections
-            if (selection := getattr(first, section)) is not None
-        }
         return RunInfo(
             name=self.config.name,
             folder=self.folder.path,
@@ -225,9 +223,18 @@ class RunSession:
                 StageInfo(name=stage.name, recipe=stage.recipe.name, steps=steps)
                 for stage, steps in zip(self.config.stages, self.total_steps, strict=True)
             ],
-            components={**components, "runtime": self.config.runtime.name},
+            components=self._components(self.config.stages[0]),
             resumed_from=state.step if state is not None else None,
         )
+
+    def _components(self, stage: StageConfig) -> dict[str, str]:
+        """Section -> component of what runs in a stage."""
+        named = {
+            section: selection.name
+            for section in ("generator", "trainer", "loss", "transport")
+            if (selection := getattr(stage, section)) is not None
+        }
+        return {**named, "runtime": self.config.runtime.name}
 
     def _stop_requested(self, signal_name: str) -> None:
         self.broadcast.event(

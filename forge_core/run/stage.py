@@ -83,7 +83,7 @@ class Stage:
             training=training,
             distributed=config.distributed,
             seed=self.seed,
-            channel=f"{session.folder.path.name}-{config.name}",
+            channel=session.folder.channel(config.name),
             loss=config.loss,
             transport=config.transport,
         )

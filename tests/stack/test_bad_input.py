@@ -176,9 +176,17 @@ def test_loss_that_is_not_finite(small_config: dict[str, Any], fails: Callable[.
 def test_loss_that_needs_what_the_recipe_does_not_give(
     small_config: dict[str, Any], fails: Callable[..., str]
 ) -> None:
-    line = fails(small_config, "--loss", "gspo")
+    line = fails(small_config, "loss.use=gspo")
     assert "'gspo' needs advantages, sampler_logprobs" in line
     assert "'sft'" in line
+
+
+def test_loss_that_no_stage_can_use(
+    small_config: dict[str, Any], fails: Callable[..., str]
+) -> None:
+    small_config["stages"].pop("grpo")
+    small_config["stages"]["more"] = small_config["stages"]["sft"]
+    assert "'gspo' needs advantages" in fails(small_config, "--loss", "gspo")
 
 
 def test_a_run_without_a_target(small_config: dict[str, Any], fails: Callable[..., str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forge_core import Forge, RunStopped, hookimpl
+from forge_core import Component, Forge, RunStopped, Settings, hookimpl
 
 from .conftest import lines_of, metrics_of
 
@@ -161,3 +161,32 @@ def test_a_signal_ends_the_run_after_a_checkpoint(
     )
     assert resumed.exit_code == 0, resumed.stderr
     assert [row["step"] for row in metrics_of(folder)] == list(range(1, done + 2 + 3 + 1))
+
+
+class Constant:
+    """A reward that tells nothing apart."""
+
+    @hookimpl
+    def forge_rewards(self) -> Any:
+        yield Component(
+            name="constant",
+            settings=Settings,
+            build=lambda settings, context: lambda sample: 1.0,
+            summary="always 1",
+        )
+
+
+def test_steps_without_signal_change_nothing_and_say_so(small_config: dict[str, Any]) -> None:
+    small_config["stages"].pop("sft")
+    small_config["rewards"] = {"constant": {}}
+    small_config["stages"]["grpo"]["training"]["steps"] = 10
+    summary = Forge(plugins=[Constant()]).run(small_config)
+    rows = metrics_of(summary.folder)
+    assert [row["groups/zero_variance"] for row in rows] == [4] * 10
+    assert {(row["loss"], row["trained_tokens"]) for row in rows} == {(0.0, 0.0)}
+    assert all(row["mismatch/logprob_abs_max"] < 1e-4 for row in rows)
+    events = lines_of(summary.folder / "events.jsonl")
+    warnings = [event["message"] for event in events if event["kind"] == "warning"]
+    assert "nothing is learned" in warnings[0]
+    first = (summary.folder / "model" / "model.safetensors").read_bytes()
+    assert (summary.folder / "checkpoints/step_10/model.safetensors").read_bytes() == first

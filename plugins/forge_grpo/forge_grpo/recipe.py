@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from forge_core import Episode, Group, TrainSequence, UsageError
+from forge_core import Episode, Group, StepResult, TrainSequence, UsageError
 from forge_core.rollout import rollout_group
 from forge_core.run.plan import steps_for
 from forge_core.seeding import derive_seed
@@ -69,24 +69,15 @@ class GrpoRecipe:
             step.record(rollout_metrics(groups, current_version=stage.version))
             step.rate("generated_tokens", _completion_tokens(episodes), over="generate")
             self._say_if_nothing_is_learned(stage, step, kept)
-            temperature = stage.config.sampling.temperature
-            if not kept:
-                # Nothing to train on; sampler and trainer are compared all the same.
-                compared = groups[0].episodes
-                logprobs = await trainer.logprobs.route(
-                    [train_sequence(episode) for episode in compared], temperature=temperature
-                )
-                step.record(mismatch_metrics(compared, logprobs))
-                continue
-            sequences = [train_sequence(episode) for episode in kept]
             with step.timed("train"):
-                if "reference_logprobs" in stage.loss.needs:
-                    sequences = await _with_reference(trainer, sequences, temperature)
-                micro_batches = _split(sequences, stage.config.training.gradient_accumulation_steps)
-                result = await trainer.train_step.route(micro_batches, temperature=temperature)
+                result = await self._train(stage, trainer, kept)
             step.trained(result)
-            with step.timed("publish"):
-                await stage.publish()
+            if kept:
+                with step.timed("publish"):
+                    await stage.publish()
+            else:
+                # Nothing was trained; sampler and trainer are compared all the same.
+                step.record(await _mismatch(stage, trainer, groups[0].episodes))
 
     async def _rollouts(self, stage: Stage, policy: Service, step: Step) -> list[Group]:
         tasks = stage.take(_episodes_per_step(stage.config) // self.settings.group_size)
@@ -119,6 +110,18 @@ class GrpoRecipe:
                 kept += group.episodes
         return kept
 
+    async def _train(
+        self, stage: Stage, trainer: Service, episodes: Sequence[Episode]
+    ) -> StepResult:
+        """One optimizer step; without episodes it changes no weight and the schedule goes on."""
+        temperature = stage.config.sampling.temperature
+        sequences = [train_sequence(episode) for episode in episodes]
+        if sequences and "reference_logprobs" in stage.loss.needs:
+            sequences = await _with_reference(trainer, sequences, temperature)
+        micro_batches = _split(sequences, stage.config.training.gradient_accumulation_steps)
+        result: StepResult = await trainer.train_step.route(micro_batches, temperature=temperature)
+        return result
+
     def _say_if_nothing_is_learned(self, stage: Stage, step: Step, kept: Sequence[Episode]) -> None:
         learns = any(episode.advantage for episode in kept)
         self._quiet = 0 if learns else self._quiet + 1
@@ -148,6 +151,16 @@ async def _with_reference(
         replace(sequence, fields={**sequence.fields, "reference_logprobs": values})
         for sequence, values in zip(sequences, logprobs, strict=True)
     ]
+
+
+async def _mismatch(
+    stage: Stage, trainer: Service, episodes: Sequence[Episode]
+) -> dict[str, float]:
+    logprobs = await trainer.logprobs.route(
+        [train_sequence(episode) for episode in episodes],
+        temperature=stage.config.sampling.temperature,
+    )
+    return mismatch_metrics(episodes, logprobs)
 
 
 def _episodes_per_step(config: StageConfig) -> int:

@@ -9,6 +9,8 @@ SFT is measured in several settings, and the fastest of the first three counts:
   grouped   rows of similar length batched together, which saves padding
   packed    rows packed into 256 tokens without crossing document borders (best fit decreasing)
   wrapped   rows cut and joined into 256 tokens; shown only, as its documents attend to each other
+  default   as TRL comes, unpacked and packed, with the gradient checkpointing that it turns on by
+            itself; shown only
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ SFT_SETTINGS: dict[str, dict[str, Any]] = {
     "grouped": {"train_sampling_strategy": "group_by_length"},
     "packed": {"packing": True, "packing_strategy": "bfd"},
     "wrapped": {"packing": True, "packing_strategy": "wrapped"},
+    "default": {"gradient_checkpointing": True},
+    "default-packed": {"gradient_checkpointing": True, "packing": True, "packing_strategy": "bfd"},
 }
 SFT_ELIGIBLE = ["unpacked", "grouped", "packed"]
 
@@ -131,8 +135,7 @@ def sft(workload: Sft, arguments: Arguments, folder: str, setting: dict[str, Any
         train_dataset=Dataset.from_dict({"text": texts}),
         callbacks=[clock(times)],
         args=SFTConfig(
-            **common(workload, arguments, folder),
-            **setting,
+            **{**common(workload, arguments, folder), **setting},
             per_device_train_batch_size=workload.rows,
             max_length=workload.max_tokens,
         ),

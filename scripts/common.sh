@@ -8,16 +8,17 @@ TORCH_VERSION="2.13.0"
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+# Python 3.11 is what everything is tested with; PYTHON names another, at your own risk.
 find_python() {
     local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
-        [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    for candidate in ${PYTHON:-python3.11 python3 python}; do
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        if [ -n "${PYTHON:-}" ] || "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
             printf '%s' "$candidate"
             return
         fi
     done
-    die "Python 3.11 to 3.13 is needed; name one with PYTHON=/path/to/python"
+    die "Python 3.11 is needed; name one with PYTHON=/path/to/python3.11"
 }
 
 has_nvidia_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }

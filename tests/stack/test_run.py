@@ -79,9 +79,7 @@ def test_the_written_config_runs_again_as_it_stands(small_config: dict[str, Any]
     first = Forge().run(small_config)
     second = Forge().run(first.folder / "config.yaml")
     assert metrics_of(first.folder) == metrics_of(second.folder)
-    assert (second.folder / "config.yaml").read_text() == (
-        first.folder / "config.yaml"
-    ).read_text()
+    assert (second.folder / "config.yaml").read_text() == (first.folder / "config.yaml").read_text()
 
 
 class StopAt:

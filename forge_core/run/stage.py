@@ -153,7 +153,7 @@ class Stage:
                 watchdog=self.session.watchdog,
                 on_event=self.session.broadcast.event,
             )
-            if "reference_logprobs" in self.loss.needs:
+            if self.config.loss is not None and "reference_logprobs" in self.loss.needs:
                 await self._trainer.hold_reference.route()
             if self._restored is not None and self._restored.stage_step > 0:
                 checkpoint = self.session.checkpoints.verify(self._restored.step)

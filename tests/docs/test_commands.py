@@ -139,5 +139,5 @@ def test_the_readmes_config_is_one(run_forge: Any, tmp_path: Path) -> None:
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text()):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -8,12 +8,12 @@ TORCH_VERSION="2.13.0"
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# Python 3.11 is what everything is tested with; PYTHON names another, at your own risk.
+# Python 3.11 is what everything is tested with, and what the packages declare.
 find_python() {
     local candidate
     for candidate in ${PYTHON:-python3.11 python3 python}; do
-        command -v "$candidate" >/dev/null 2>&1 || continue
-        if [ -n "${PYTHON:-}" ] || "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+        if command -v "$candidate" >/dev/null 2>&1 \
+            && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
             printf '%s' "$candidate"
             return
         fi

@@ -13,12 +13,15 @@ class StopRequest:
     """Context manager that turns signals into a flag the run looks at between steps.
 
     Args:
-        on_request: called once, from the signal handler, with the signal's name.
+        on_request: called once, in a thread of its own, with the signal's name. A handler runs
+            between any two instructions of the main thread, which may be holding a lock or writing
+            to the very file that a tracker would write to.
     """
 
     def __init__(self, on_request: Callable[[str], None]) -> None:
         self.requested: str | None = None
         self._on_request = on_request
+        self._announcement: threading.Thread | None = None
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -36,10 +39,13 @@ class StopRequest:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._announcement is not None:
+            self._announcement.join()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self.requested is not None:
             raise KeyboardInterrupt(name)
         self.requested = name
-        self._on_request(name)
+        self._announcement = threading.Thread(target=self._on_request, args=(name,))
+        self._announcement.start()

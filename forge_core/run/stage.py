@@ -13,15 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forge_core.component import BuildContext
 from forge_core.data.order import TaskOrder
 from forge_core.errors import RunInterrupted, RunStopped, UsageError
 from forge_core.models.stop_tokens import stop_token_ids
 from forge_core.run.checkpoint import RunState
 from forge_core.run.evaluation import evaluate
-from forge_core.run.records import Evaluation, StepRecord
+from forge_core.run.plan import early_context
+from forge_core.run.records import StepRecord
 from forge_core.run.step import Step
-from forge_core.seeding import derive_seed
 from forge_core.services.service import Service, ServiceOptions
 from forge_core.services.weights import update_weights
 from forge_core.types import Episode, Sampling, Task, WeightManifest
@@ -59,7 +58,6 @@ class Stage:
         self.config = config
         self.name = config.name
         self.total_steps = total_steps
-        self.seed = derive_seed(config.training.seed, "stage", config.name)
         self.model = model
         self.kept: dict[str, Any] = dict(restored.extra) if restored else {}
         """JSON-able state of the recipe's own; comes back after a resume."""
@@ -75,18 +73,17 @@ class Stage:
         self._trainer: Service | None = None
         self._policy: Service | None = None
         self._rewards: RewardPool | None = None
-        self.evaluations: list[Evaluation] = []
         # The learning-rate schedule ends where the stage does, however its length was given.
         training = config.training.model_copy(update={"steps": total_steps, "num_epochs": None})
-        self.context = BuildContext(
+        self.context = replace(
+            early_context(config),
             model=config.model.model_copy(update={"path": model, "init": None}),
             training=training,
-            distributed=config.distributed,
-            seed=self.seed,
             channel=session.folder.channel(config.name),
             loss=config.loss,
             transport=config.transport,
         )
+        self.seed = self.context.seed
 
     # The parts, made when they are first asked for.
 
@@ -295,11 +292,9 @@ class Stage:
     async def _evaluate(self, moment: Literal["before", "during", "after"]) -> None:
         if self.config.eval_dataset is None or not self.config.rewards:
             return
-        await self.policy()
         if self._published_at != self._at:
             await self.publish()
         evaluation = await evaluate(self, moment, self.session.steps_before(self) + self._step)
-        self.evaluations.append(evaluation)
         self.session.evaluated(evaluation)
 
     def check_finished(self) -> None:

@@ -1,0 +1,1 @@
+"""Forge plugin: runtime on Monarch meshes."""

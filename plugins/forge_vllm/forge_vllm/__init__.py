@@ -1,0 +1,1 @@
+"""Forge plugin: generator on the vLLM engine."""

@@ -1,0 +1,3 @@
+"""What this package contributes to Forge. Imports nothing heavy."""
+
+from __future__ import annotations

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
         ModelSection,
         TrainingSection,
     )
+    from forge_core.models.shape import ModelShape
     from forge_core.protocols import Loss, Transport
+    from forge_core.run.memory import Memory
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -41,12 +43,20 @@ class Component(Generic[T_co]):
         build: module-level function ``(settings, context) -> the component``. The only place where
             heavy packages are imported.
         summary: one line for ``forge plugins``.
+        check: module-level function ``(settings, context)`` that raises ``UsageError`` for what
+            ``build`` would refuse, before anything starts (``forge run --dry-run`` too). The
+            context's ``world_size`` is the number of ranks asked for; the model may not be there
+            yet (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
+        memory: for trainers, module-level function ``(settings, context, shape, tokens)`` that
+            says what one rank holds, for ``forge plan``. Imports nothing heavy.
     """
 
     name: str
     settings: type[BaseModel]
     build: Callable[[Any, BuildContext], T_co]
     summary: str
+    check: Callable[[Any, BuildContext], None] | None = None
+    memory: Callable[[Any, BuildContext, ModelShape, int], Memory] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +92,15 @@ class Selection(Generic[T_co]):
     def build(self, context: BuildContext) -> T_co:
         """Make the component. Heavy imports happen here, and nowhere else."""
         return self.component.build(self.settings, context)
+
+    def check(self, context: BuildContext) -> None:
+        """Refuse before a start what ``build`` would refuse.
+
+        Raises:
+            UsageError: names the key, and what is allowed.
+        """
+        if self.component.check is not None:
+            self.component.check(self.settings, context)
 
 
 @dataclass(frozen=True, kw_only=True)

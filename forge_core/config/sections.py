@@ -72,14 +72,60 @@ class TrainingSection(Settings):
 
 
 class DistributedSection(Settings):
-    """How a trainer spreads over processes. A trainer refuses what it cannot do."""
+    """How a trainer spreads over its ranks (``trainer.procs``). A trainer refuses what it lacks.
 
-    strategy: Literal["none", "ddp", "fsdp"] = Field(
-        "none", description="none: one process; ddp: replicas; fsdp: sharded"
+    Degrees multiply to the number of ranks: replicate x shard x tensor x pipeline x context. Expert
+    parallelism takes its ranks from the shard, context and tensor degrees.
+    """
+
+    strategy: Literal["none", "ddp", "fsdp"] | None = Field(
+        None,
+        description="short for the two data-parallel degrees: fsdp shards over the ranks that are "
+        "left, ddp replicates over them, none does neither; null: what the degrees say",
     )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="type of the forward and backward computation"
     )
+    data_parallel_replicate_degree: int = Field(
+        1, ge=1, description="copies of the weights, each on its own part of the batch"
+    )
+    data_parallel_shard_degree: int = Field(
+        -1,
+        ge=-1,
+        description="ranks that share one copy of the weights, each with its own part of the batch "
+        "(FSDP2); -1: the ranks that are left",
+    )
+    tensor_parallel_degree: int = Field(1, ge=1, description="ranks that share each matrix")
+    pipeline_parallel_degree: int = Field(1, ge=1, description="ranks that share the layers")
+    pipeline_parallel_schedule: str = Field(
+        "1F1B", description="order of a pipeline's micro-batches: 1F1B, GPipe, Interleaved1F1B, ..."
+    )
+    context_parallel_degree: int = Field(1, ge=1, description="ranks that share each sequence")
+    expert_parallel_degree: int = Field(
+        1, ge=1, description="ranks that share the experts of a mixture-of-experts model"
+    )
+    compile: bool = Field(False, description="torch.compile each layer")
+    activation_checkpoint: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="activations computed again in the backward pass instead of kept: none, those "
+        "that are cheap to compute (selective), all but each layer's input (full)",
+    )
+    enable_cpu_offload: bool = Field(
+        False, description="keep parameters, gradients and optimizer state in host memory"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> DistributedSection:
+        if self.data_parallel_shard_degree == 0:
+            raise ValueError("data_parallel_shard_degree: 1 turns it off, -1 takes what is left")
+        degrees = (self.data_parallel_replicate_degree, self.data_parallel_shard_degree)
+        if self.strategy is not None and degrees != (1, -1):
+            raise ValueError(
+                f"strategy: {self.strategy} stands for the data-parallel degrees; give it or "
+                "data_parallel_replicate_degree and data_parallel_shard_degree, not both "
+                "(strategy=null leaves it to them)"
+            )
+        return self
 
 
 class CheckpointingSection(Settings):

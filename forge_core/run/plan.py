@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
@@ -36,6 +37,24 @@ def early_context(stage: StageConfig) -> BuildContext:
         distributed=stage.distributed,
         seed=derive_seed(stage.training.seed, "stage", stage.name),
     )
+
+
+def check_components(stage: StageConfig) -> None:
+    """Let each component refuse what it cannot do with its settings and number of ranks.
+
+    Raises:
+        UsageError: names the key, and what is allowed.
+    """
+    context = early_context(stage)
+    for selection, procs in (
+        (stage.trainer, stage.trainer_placement.procs),
+        (stage.generator, stage.generator_placement.procs),
+        (stage.transport, 1),
+    ):
+        if selection is not None:
+            selection.check(
+                replace(context, loss=stage.loss, transport=stage.transport, world_size=procs)
+            )
 
 
 def usable_loss(stage: StageConfig) -> UsageError | None:

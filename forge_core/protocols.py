@@ -6,7 +6,7 @@ arguments and results are the plain data of ``forge_core.types``. Any method may
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 from forge_core.types import (
     Completion,
+    CompletionPart,
     Episode,
     Prompt,
     RewardSample,
@@ -58,6 +59,22 @@ class Generator(Protocol):
 
     async def close(self) -> None:
         """Give everything back. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class StreamingGenerator(Generator, Protocol):
+    """A generator that can hand out a completion while it is being sampled. No run needs it;
+    ``forge chat`` shows answers as they come where it is there."""
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[CompletionPart]:
+        """Sample one completion; its parts add up to what ``generate`` returns.
+
+        Closing the iterator before its end cancels the completion and frees its row.
+
+        Raises:
+            DataError: as ``generate``; also if ``sampling.n`` is not 1.
+        """
         ...
 
 

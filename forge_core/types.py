@@ -97,6 +97,23 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class CompletionPart:
+    """The next tokens of a completion that is handed out while it is being sampled.
+
+    Args:
+        tokens: new token ids; only the last part may have none.
+        logprobs: as in ``Completion``, for these tokens.
+        versions: as in ``Completion``, for these tokens.
+        finish_reason: None until the last part.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A run of tokens with one origin. Only ``completion`` turns are trained on."""
 

@@ -18,6 +18,7 @@ sequence at a time, through transformers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ from forge_core.config.sections import (
 )
 from forge_core.errors import DataError, ForgeError
 from forge_core.models.folder import load_model, materialize
-from forge_core.protocols import Generator, Transport
+from forge_core.protocols import Generator, StreamingGenerator, Transport
 from forge_core.types import Completion, Sampling, WeightManifest
 
 if TYPE_CHECKING:
@@ -276,6 +277,37 @@ class GeneratorConformance:
         assert completion.finish_reason == "length"
         assert len(completion.tokens) == 5
         self.check(completion, model, prompt, sampling)
+
+    async def test_a_stream_is_the_completion_in_parts(self, generator: Generator) -> None:
+        if not isinstance(generator, StreamingGenerator):
+            pytest.skip("this generator does not stream")
+        sampling = Sampling(max_tokens=30, seed=2, temperature=0.8, stop_token_ids=(4, 5))
+        whole = await generator.generate(PROMPTS[1], sampling)
+        parts = [part async for part in generator.stream(PROMPTS[1], sampling)]
+        assert [token for part in parts for token in part.tokens] == list(whole[0].tokens)
+        logprobs = [value for part in parts for value in part.logprobs]
+        assert logprobs == pytest.approx(list(whole[0].logprobs), abs=self.logprob_tolerance)
+        assert [value for part in parts for value in part.versions] == [0] * len(logprobs)
+        assert all(part.tokens and part.finish_reason is None for part in parts[:-1])
+        assert parts[-1].finish_reason == whole[0].finish_reason
+        with pytest.raises(DataError):
+            await anext(aiter(generator.stream(PROMPTS[1], Sampling(n=2))))
+
+    async def test_a_stream_that_is_closed_leaves_the_others_as_they_were(
+        self, generator: Generator
+    ) -> None:
+        if not isinstance(generator, StreamingGenerator):
+            pytest.skip("this generator does not stream")
+        sampling = Sampling(max_tokens=40, n=2, seed=8)
+        alone = await generator.generate(PROMPTS[2], sampling)
+        kept = asyncio.create_task(generator.generate(PROMPTS[2], sampling))
+        async with contextlib.aclosing(
+            generator.stream(PROMPTS[1], Sampling(max_tokens=80, seed=1))
+        ) as stream:
+            assert (await anext(stream)).tokens
+        (among,) = await gather([kept])
+        assert tokens(among) == tokens(alone)
+        assert tokens(await generator.generate(PROMPTS[2], sampling)) == tokens(alone)
 
     # Weights
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,11 +51,13 @@ class Request:
         prompt: token ids, checked.
         sampling: as asked for.
         max_tokens: of a completion, within the window.
+        on_token: told of each token as it is sampled: id, logprob, version.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
+    on_token: Callable[[int, float, int], None] | None = None
     stops: frozenset[int] = field(init=False)
     completions: dict[int, Completion] = field(default_factory=dict)
 
@@ -186,6 +188,8 @@ class Engine:
             sample.tokens.append(token)
             sample.logprobs.append(logprob)
             sample.versions.append(self.version)
+            if sample.request.on_token is not None:
+                sample.request.on_token(token, logprob, self.version)
         self.tokens_sampled += len(tokens)
         self.steps += 1
 

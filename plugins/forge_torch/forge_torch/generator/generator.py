@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from forge_core.component import BuildContext
 from forge_core.errors import ConfigError, DataError, ForgeError, RunFailed, WeightMismatch
 from forge_core.models.folder import load_model
-from forge_core.types import Completion, Sampling, WeightManifest
+from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.weights import swap_weights
@@ -69,9 +69,40 @@ class TorchGenerator:
             RunFailed: the logits are not finite, or the generator was closed.
             WeightMismatch: the last weight update failed.
         """
+        return await self._answer(self._request(prompt, sampling))
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[CompletionPart]:
+        """Sample one completion and yield each token as it comes.
+
+        Raises:
+            DataError: as ``generate``; also if ``sampling.n`` is not 1.
+            RunFailed: as ``generate``.
+            WeightMismatch: as ``generate``.
+        """
+        if sampling.n != 1:
+            raise DataError(f"sampling.n is {sampling.n}; a stream is of one completion")
+        parts: asyncio.Queue[CompletionPart | None] = asyncio.Queue()
+        request = self._request(prompt, sampling)
+        request.on_token = lambda token, logprob, version: parts.put_nowait(
+            CompletionPart((token,), (logprob,), (version,))
+        )
+        answer = asyncio.create_task(self._answer(request))
+        answer.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            (completion,) = await answer
+            yield CompletionPart((), (), (), completion.finish_reason)
+        finally:
+            answer.cancel()
+            await asyncio.wait({answer})
+
+    async def _answer(self, request: Request) -> list[Completion]:
+        """Have the request sampled. Cancelling this frees its rows at once."""
         if self._unusable is not None:
             raise self._unusable
-        request = self._request(prompt, sampling)
         answer = asyncio.get_running_loop().create_future()
         self._answers[request] = answer
         self._engine.add(request)

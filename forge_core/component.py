@@ -16,9 +16,8 @@ if TYPE_CHECKING:
         ModelSection,
         TrainingSection,
     )
-    from forge_core.models.shape import ModelShape
     from forge_core.protocols import Loss, Transport
-    from forge_core.run.memory import Memory
+    from forge_core.run.memory import Memory, Workload
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -47,7 +46,7 @@ class Component(Generic[T_co]):
             ``build`` would refuse, before anything starts (``forge run --dry-run`` too). The
             context's ``world_size`` is the number of ranks asked for; the model may not be there
             yet (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
-        memory: for trainers, module-level function ``(settings, context, shape, tokens)`` that
+        memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
     """
 
@@ -56,7 +55,7 @@ class Component(Generic[T_co]):
     build: Callable[[Any, BuildContext], T_co]
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
-    memory: Callable[[Any, BuildContext, ModelShape, int], Memory] | None = None
+    memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +104,27 @@ class Selection(Generic[T_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How many replicas of a component, and of how many processes each."""
+    """How many replicas of a component, of how many processes each, and what these are given.
+
+    Args:
+        replicas: copies of the component behind one handle.
+        procs: ranks of one replica; each is a process.
+        isolate: a process of its own for each replica even with one rank.
+        with_gpus: one device for each rank. All ranks of a replica on one host see its devices
+            (``CUDA_VISIBLE_DEVICES``); ``LOCAL_RANK`` says which is whose, as under torchrun.
+        env: environment variables of each rank.
+    """
 
     replicas: int = 1
     procs: int = 1
+    isolate: bool = False
+    with_gpus: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_processes(self) -> bool:
+        """Whether runtime ``local`` gives the replicas processes of their own."""
+        return self.isolate or self.procs > 1 or self.with_gpus or bool(self.env)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +143,7 @@ class BuildContext:
         replica: index of the replica being built.
         rank: rank of this process in the replica.
         world_size: processes in the replica.
+        logs: folder that processes of the run write their output to; None: to our stderr.
         extra: what a plugin hands to its own components.
     """
 
@@ -140,4 +157,5 @@ class BuildContext:
     replica: int = 0
     rank: int = 0
     world_size: int = 1
+    logs: Path | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,10 @@ from forge_core.errors import ForgeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("forge_core.cli.run:run", "Run a preset or a config file."),
+    "plan": ("forge_core.cli.plan:plan", "Say what a config would take, before it starts."),
     "runs": ("forge_core.cli.runs:runs", "List the runs in a folder."),
+    "generate": ("forge_core.cli.generate:generate", "Text from a model or a run."),
+    "chat": ("forge_core.cli.chat:chat", "Talk with a model or a run."),
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),

@@ -50,8 +50,12 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Of one decoder layer."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        norms = 2 * self.hidden + FAMILIES[self.model_type] * self.head_dim
-        return attention + 3 * self.hidden * self.intermediate + norms
+        return attention + 3 * self.hidden * self.intermediate + self.layer_norms
+
+    @property
+    def layer_norms(self) -> int:
+        """Of these, the vectors."""
+        return 2 * self.hidden + FAMILIES[self.model_type] * self.head_dim
 
     @property
     def embedding_parameters(self) -> int:

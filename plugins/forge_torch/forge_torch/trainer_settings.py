@@ -8,6 +8,13 @@ from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Settings
 from forge_core.errors import UsageError
+from forge_core.run.memory import (
+    Checkpointing,
+    Memory,
+    Workload,
+    head_activations,
+    layer_activations,
+)
 
 if TYPE_CHECKING:
     from forge_torch.trainer.trainer import TorchTrainer
@@ -68,9 +75,37 @@ def check_trainer(settings: TorchTrainerSettings, context: BuildContext) -> None
             if key == "activation_checkpoint":
                 instead = " (its own way is trainer.gradient_checkpointing=true)" + instead
             raise UsageError(
-                f"distributed.{key}: trainer torch runs in one process and does not do "
-                f"{value!r}{instead}"
+                f"distributed.{key}={str(value).lower()}: trainer torch runs in one process and "
+                f"does not do that{instead}"
             )
+
+
+def trainer_memory(
+    settings: TorchTrainerSettings, context: BuildContext, workload: Workload
+) -> Memory:
+    """What training with AdamW holds in one process."""
+    shape = workload.shape
+    size = 2 if context.model.dtype == "bfloat16" else 4
+    mixed = context.distributed.precision == "bf16" and size == 4
+    weights = shape.parameters * size
+    limit = settings.max_tokens_per_micro_batch or workload.tokens
+    tokens = min(workload.tokens, max(limit, workload.longest))
+    checkpointing: Checkpointing = "full" if settings.gradient_checkpointing else "none"
+    per_token = shape.layers * layer_activations(shape, checkpointing)
+    if settings.gradient_checkpointing:
+        per_token += layer_activations(shape, "none")  # the one layer that is computed again
+    device = {
+        "parameters": weights,
+        "gradients": weights,
+        "optimizer": 2 * weights,
+        "activations": tokens * per_token * (2 if mixed else size)
+        + head_activations(shape, tokens),
+    }
+    if mixed:
+        device["bfloat16 weights"] = shape.parameters * 2
+    if workload.reference:
+        device["reference"] = weights
+    return Memory(device=device, tokens=tokens)
 
 
 def build_trainer(settings: TorchTrainerSettings, context: BuildContext) -> TorchTrainer:
@@ -91,5 +126,6 @@ TRAINER: Component[TorchTrainer] = Component(
     settings=TorchTrainerSettings,
     build=build_trainer,
     check=check_trainer,
+    memory=trainer_memory,
     summary="Hugging Face causal language models in one process, on CPU or CUDA",
 )

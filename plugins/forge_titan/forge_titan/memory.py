@@ -1,0 +1,89 @@
+"""What a rank of trainer ``titan`` holds: arithmetic on degrees, types and the model's shape."""
+
+from __future__ import annotations
+
+import math
+
+from forge_core.component import BuildContext
+from forge_core.models.shape import ModelShape
+from forge_core.run.memory import Memory, Workload, head_activations, layer_activations
+from forge_titan.degrees import STAGES_PER_RANK, Degrees, check_degrees
+
+
+def trainer_memory(context: BuildContext, workload: Workload, limit: int | None) -> Memory:
+    """What the fullest rank holds.
+
+    Args:
+        context: ``world_size`` is the number of ranks.
+        workload: what is trained.
+        limit: most tokens of a forward pass, where the trainer's settings bound them.
+    """
+    distributed, shape = context.distributed, workload.shape
+    degrees = check_degrees(context)
+    stored = 2 if context.model.dtype == "bfloat16" else 4
+    computed = 2 if distributed.precision == "bf16" else stored
+    schedule = distributed.pipeline_parallel_schedule
+    whole, layers = _fullest_rank(shape, degrees, schedule)
+    weights = math.ceil(whole / (degrees.shard * degrees.context)) * stored
+    states = {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
+    if workload.reference:
+        states["reference"] = weights
+    tokens = _tokens(workload, degrees, limit)
+    per_token = layers * layer_activations(shape, distributed.activation_checkpoint)
+    if distributed.activation_checkpoint != "none":
+        per_token += layer_activations(shape, "none")  # the one layer that is computed again
+    in_flight = degrees.pipeline  # micro-batches that 1F1B's first rank has begun at once
+    working = {
+        "activations": tokens * in_flight * per_token * computed // degrees.tensor
+        + head_activations(shape, tokens) // degrees.tensor,
+    }
+    if degrees.shard * degrees.context > 1 or computed != stored:
+        # FSDP2 gathers one unit while the one before it is computed with.
+        unit = max(shape.layer_parameters, shape.embedding_parameters)
+        working["gathered weights"] = 2 * unit * computed // degrees.tensor
+    offloaded = distributed.enable_cpu_offload
+    return Memory(
+        device=working if offloaded else states | working,
+        host=states if offloaded else {},
+        tokens=tokens,
+        layout=str(degrees),
+    )
+
+
+def _tokens(workload: Workload, degrees: Degrees, limit: int | None) -> int:
+    """Of one forward pass on one rank; the longest sequence is not split but by context."""
+    share = max(math.ceil(workload.tokens / degrees.data), workload.longest)
+    if limit is not None:
+        share = min(share, max(limit, workload.longest))
+    return math.ceil(share / degrees.context)
+
+
+def _fullest_rank(shape: ModelShape, degrees: Degrees, schedule: str) -> tuple[int, int]:
+    """Parameters and layers of the rank with most parameters, before data-parallel sharding.
+
+    Tensor parallelism splits matrices and leaves norms whole. A pipeline's stages are those of
+    TorchTitan: layers are dealt out evenly with the embeddings and the head counting as one each.
+    """
+    norms = shape.layer_norms
+    layer = (shape.layer_parameters - norms) // degrees.tensor + norms
+    embedding = shape.embedding_parameters // degrees.tensor
+    if degrees.pipeline == 1:
+        ends = embedding if shape.tied else 2 * embedding
+        return shape.layers * layer + ends + shape.hidden, shape.layers
+    stages = degrees.pipeline * STAGES_PER_RANK[schedule]
+    dealt, extra = divmod(shape.layers + 2, stages)
+    ranks: dict[int, tuple[int, int]] = {}
+    for stage in range(stages):
+        first, last = stage == 0, stage == stages - 1
+        layers = dealt + (stage < extra) - first - last
+        size = layers * layer + embedding * (first or last) + shape.hidden * last
+        rank = _rank_of(stage, degrees.pipeline, schedule)
+        held, count = ranks.get(rank, (0, 0))
+        ranks[rank] = held + size, count + layers
+    return max(ranks.values())
+
+
+def _rank_of(stage: int, ranks: int, schedule: str) -> int:
+    if schedule in ("ZBVZeroBubble", "DualPipeV"):  # the way there and back again
+        return stage if stage < ranks else 2 * ranks - 1 - stage
+    return stage % ranks

@@ -162,10 +162,26 @@ class EvaluationSection(Settings):
 
 
 class PlacementKeys(Settings):
-    """Keys of the generator and trainer sections that are the kernel's, not the component's."""
+    """The kernel's keys of the trainer section: how many processes, and what they are given."""
+
+    procs: int = Field(
+        1, ge=1, description="ranks of one replica; above 1 each is a process of its own"
+    )
+    isolate: bool = Field(
+        False, description="a process of its own for each replica even with one rank"
+    )
+    with_gpus: bool = Field(
+        False, description="one GPU for each rank; refused where there are too few"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of each rank's process"
+    )
+
+
+class ReplicatedKeys(PlacementKeys):
+    """The kernel's keys of the generator section."""
 
     replicas: int = Field(1, ge=1, description="copies of the component behind one handle")
-    procs: int = Field(1, ge=1, description="processes of one replica")
 
 
 class RewardKeys(Settings):
@@ -209,7 +225,7 @@ RUN_WIDE: frozenset[str] = frozenset({"model", "checkpointing", "runtime", "trac
 """Sections that belong to the whole run: a stage cannot change them."""
 
 KERNEL_KEYS: dict[str, type[Settings]] = {
-    "generator": PlacementKeys,
+    "generator": ReplicatedKeys,
     "trainer": PlacementKeys,
     "rewards": RewardKeys,
 }

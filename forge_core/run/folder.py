@@ -88,6 +88,11 @@ class RunFolder:
         return self.path / "rewards.log"
 
     @property
+    def logs(self) -> Path:
+        """What the processes of replicas print."""
+        return self.path / "logs"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

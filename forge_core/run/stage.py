@@ -82,6 +82,7 @@ class Stage:
             channel=session.folder.channel(config.name),
             loss=config.loss,
             transport=config.transport,
+            logs=session.folder.logs,
         )
         self.seed = self.context.seed
 
@@ -145,7 +146,7 @@ class Stage:
                 self.config.trainer,
                 self.context,
                 name="trainer",
-                procs=self.config.trainer_placement.procs,
+                placement=self.config.trainer_placement,
                 options=ServiceOptions(retry=False),
                 watchdog=self.session.watchdog,
                 on_event=self.session.broadcast.event,
@@ -171,8 +172,7 @@ class Stage:
                 self.config.generator,
                 self.context,
                 name="generator",
-                replicas=self.config.generator_placement.replicas,
-                procs=self.config.generator_placement.procs,
+                placement=self.config.generator_placement,
                 watchdog=self.session.watchdog,
                 on_event=self.session.broadcast.event,
             )

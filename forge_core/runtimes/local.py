@@ -7,25 +7,23 @@ and a component.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from dataclasses import replace
 from typing import Any
 
 from forge_core.errors import ReplicaDied, UsageError
+from forge_core.runtimes.host import ComponentHost
 from forge_core.services.spec import ReplicaSpec
 
 
 class LocalReplica:
     """A component in this process. It dies when one of its methods raises ``ReplicaDied``."""
 
-    def __init__(self, component: Any, label: str) -> None:
-        self._component = component
-        self._label = label
+    def __init__(self, host: ComponentHost) -> None:
+        self._host = host
         self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stopped = False
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method, sync or async. A sync one runs inline.
+        """Call a method.
 
         Raises:
             ReplicaDied: it is dead, or has just died.
@@ -35,12 +33,8 @@ class LocalReplica:
             raise ReplicaDied(self._death.result())
         if self._stopped:
             raise ReplicaDied("stopped")
-        function = getattr(self._component, method, None)
-        if function is None:
-            raise AttributeError(f"{self._label} has no method {method!r}")
         try:
-            result = function(*args, **kwargs)
-            return await result if inspect.isawaitable(result) else result
+            return await self._host.call(method, args, kwargs)
         except ReplicaDied as death:
             if not self._death.done():
                 self._death.set_result(str(death))
@@ -52,14 +46,8 @@ class LocalReplica:
 
     async def stop(self) -> None:
         """Close the component, once, dead or alive."""
-        if self._stopped:
-            return
         self._stopped = True
-        close = getattr(self._component, "close", None)
-        if close is not None:
-            result = close()
-            if inspect.isawaitable(result):
-                await result
+        await self._host.close()
 
 
 class LocalRuntime:
@@ -74,13 +62,13 @@ class LocalRuntime:
         Raises:
             UsageError: more than one process is asked for.
         """
-        if spec.procs > 1:
+        if spec.placement.procs > 1:
             raise UsageError(
-                f"{spec.name}: runtime 'local' has one process for each replica, not {spec.procs}; "
+                f"{spec.name}: runtime 'local' has one process for each replica, not "
+                f"{spec.placement.procs}; "
                 "use runtime 'monarch' for more"
             )
-        component = spec.selection.build(replace(spec.context, replica=spec.index))
-        replica = LocalReplica(component, f"{spec.selection.family} {spec.selection.name}")
+        replica = LocalReplica(ComponentHost.build(spec))
         self._replicas.append(replica)
         return replica
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
-from forge_core.component import BuildContext, Selection
+from forge_core.component import BuildContext, Placement, Selection
 from forge_core.errors import FanoutError, ForgeError, ReplicaDied, RunFailed
 from forge_core.protocols import Runtime
 from forge_core.services.metrics import Counters, Health, ReplicaStatus, ServiceStatus
@@ -137,8 +137,7 @@ class Service:
         context: BuildContext,
         *,
         name: str,
-        replicas: int,
-        procs: int,
+        placement: Placement,
         options: ServiceOptions,
         on_event: EventSink | None,
         watchdog: Watchdog | None,
@@ -147,11 +146,11 @@ class Service:
         self._runtime = runtime
         self._selection = selection
         self._context = context
-        self._procs = procs
+        self._placement = placement
         self._options = options
         self._on_event = on_event
         self._watchdog = watchdog
-        self._slots = [_Slot(index) for index in range(replicas)]
+        self._slots = [_Slot(index) for index in range(placement.replicas)]
         self._healthy: dict[int, LiveReplica] = {}
         self._waiters: deque[_Waiter] = deque()
         self._admitted = asyncio.Event()  # something is healthy, or never will be
@@ -171,8 +170,7 @@ class Service:
         context: BuildContext,
         *,
         name: str,
-        replicas: int = 1,
-        procs: int = 1,
+        placement: Placement | None = None,
         options: ServiceOptions | None = None,
         on_event: EventSink | None = None,
         watchdog: Watchdog | None = None,
@@ -184,8 +182,7 @@ class Service:
             selection: the component.
             context: what it is built with; the replica's index is put in.
             name: what people read in errors and events.
-            replicas: how many.
-            procs: processes of each.
+            placement: how many replicas, of how many processes; default: one of one.
             options: limits and retries.
             on_event: told of ``replica_died``, ``replica_restarted``, ``replica_lost``, and
                 ``service_failed``.
@@ -200,8 +197,7 @@ class Service:
             selection,
             context,
             name=name,
-            replicas=replicas,
-            procs=procs,
+            placement=placement or Placement(),
             options=options or ServiceOptions(),
             on_event=on_event,
             watchdog=watchdog,
@@ -450,7 +446,7 @@ class Service:
         spec = ReplicaSpec(
             name=self.name,
             index=index,
-            procs=self._procs,
+            placement=self._placement,
             selection=self._selection,
             context=self._context,
         )

@@ -97,7 +97,7 @@ TRAINING = (
         (
             "trainer:\n  use: sharded\n  fused: true\n",
             "a.yaml:3: trainer.fused: unknown key of trainer sharded; did you mean trainer.use? "
-            "(allowed: procs, replicas, shards, use)",
+            "(allowed: env, isolate, procs, shards, use, with_gpus)",
         ),
         (
             "generator: {replicas: 0}\n",

@@ -127,7 +127,14 @@ def test_what_stages_share_is_shown_once(read: Read) -> None:
         "learning_rate": 1e-3,
         "steps": 300,
     }
-    assert tree["trainer"] == {"use": "torch", "replicas": 1, "procs": 1, "fused": False}
+    assert tree["trainer"] == {
+        "use": "torch",
+        "procs": 1,
+        "isolate": False,
+        "with_gpus": False,
+        "env": {},
+        "fused": False,
+    }
     assert tree["rewards"]["exact_match"]["weight"] == 1.0
     assert next(iter(tree)) == "name"
     assert list(tree)[-1] == "stages"

@@ -34,7 +34,7 @@ def test_it_accepts_what_the_parser_accepts(catalog: Catalog, read: Read) -> Non
     assert accepts(schema, plain(load_file(getting_started, "file", {})))
     two_stages = read("two-stages")
     assert accepts(schema, dict(two_stages.tree))
-    assert accepts(schema, {"trainer": {"lr": 1e-4, "fused": True, "replicas": 2}})
+    assert accepts(schema, {"trainer": {"lr": 1e-4, "fused": True, "procs": 2}})
     assert accepts(schema, {"rewards": {"mine": {"use": "math", "weight": 2}, "math": {}}})
     assert accepts(schema, {"trackers": {"console": None}, "environment": None, "training": None})
 
@@ -63,7 +63,15 @@ def test_it_refuses_what_the_parser_refuses(catalog: Catalog, data: dict[str, An
 def test_one_component(catalog: Catalog) -> None:
     schema = component_schema(catalog, "generator", "remote")
     assert schema["title"] == "generator remote"
-    assert set(schema["properties"]) == {"use", "replicas", "procs", "url"}
+    assert set(schema["properties"]) == {
+        "use",
+        "replicas",
+        "procs",
+        "isolate",
+        "with_gpus",
+        "env",
+        "url",
+    }
     assert accepts(schema, {"use": "remote", "url": "http://x"})
     assert not accepts(schema, {"use": "torch"})
     with pytest.raises(PluginError, match="no loss is called 'grop'"):

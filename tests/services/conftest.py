@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, ReplicaDied, Selection, Settings, WeightManifest
+from forge_core import (
+    BuildContext,
+    Component,
+    Placement,
+    ReplicaDied,
+    Selection,
+    Settings,
+    WeightManifest,
+)
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core.runtimes.host import ComponentHost
 from forge_core.runtimes.local import LocalReplica, LocalRuntime
 from forge_core.services import Service, ServiceOptions
 from forge_core.services.spec import ReplicaSpec
@@ -97,7 +106,7 @@ class Site(LocalRuntime):
     async def spawn(self, spec: ReplicaSpec) -> LocalReplica:
         await self.spawn_gate.wait()
         await super().spawn(spec)
-        replica = KillableReplica(self.workers[-1], "worker")
+        replica = KillableReplica(ComponentHost(self.workers[-1], "worker"))
         self.replicas.append(replica)
         return replica
 
@@ -139,8 +148,7 @@ async def start(site: Site, context: BuildContext) -> AsyncIterator[Callable[...
             site.selection,
             context,
             name="policy",
-            replicas=replicas,
-            procs=procs,
+            placement=Placement(replicas=replicas, procs=procs),
             options=ServiceOptions(**{"restart_delay": 0.01, **options}),
             on_event=lambda kind, message, data: site.events.append((kind, message)),
             watchdog=watchdog,

@@ -1,0 +1,76 @@
+"""A component where it lives, whatever the runtime: built for its rank, called by name, closed."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any, Self
+
+from forge_core.services.spec import ReplicaSpec
+
+
+class ComponentHost:
+    """Holds one rank's component.
+
+    Args:
+        component: the object whose methods are called.
+        label: what it is called in errors, such as ``generator torch``.
+    """
+
+    def __init__(self, component: Any, label: str) -> None:
+        self._component = component
+        self._label = label
+        self._closed = False
+
+    @classmethod
+    def build(cls, spec: ReplicaSpec, rank: int = 0) -> Self:
+        """Build the component of one rank. The caller has set torch.distributed's environment
+        variables (``rank_environment``) and runs an event loop."""
+        procs = spec.placement.procs
+        context = replace(spec.context, replica=spec.index, rank=rank, world_size=procs)
+        label = f"{spec.selection.family} {spec.selection.name}"
+        return cls(spec.selection.build(context), label)
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method, sync or async. A sync one runs inline.
+
+        Raises:
+            AttributeError: the component has no such method.
+        """
+        function = getattr(self._component, method, None)
+        if function is None:
+            raise AttributeError(f"{self._label} has no method {method!r}")
+        result = function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def close(self) -> None:
+        """Close the component, once."""
+        if self._closed:
+            return
+        self._closed = True
+        close = getattr(self._component, "close", None)
+        if close is not None:
+            result = close()
+            if inspect.isawaitable(result):
+                await result
+
+
+def rank_environment(spec: ReplicaSpec, rank: int, address: str, port: int) -> dict[str, str]:
+    """The environment of a rank whose replica lives on one host: torch.distributed's variables
+    (``env://``), and what the config says.
+
+    Args:
+        spec: of the replica.
+        rank: in the replica.
+        address: where rank 0 listens.
+        port: where rank 0 listens.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec.placement.procs),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(spec.placement.procs),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        **spec.placement.env,
+    }

@@ -18,7 +18,7 @@ class ComponentHost:
     """
 
     def __init__(self, component: Any, label: str) -> None:
-        self._component = component
+        self.component = component
         self._label = label
         self._closed = False
 
@@ -37,7 +37,7 @@ class ComponentHost:
         Raises:
             AttributeError: the component has no such method.
         """
-        function = getattr(self._component, method, None)
+        function = getattr(self.component, method, None)
         if function is None:
             raise AttributeError(f"{self._label} has no method {method!r}")
         result = function(*args, **kwargs)
@@ -48,7 +48,7 @@ class ComponentHost:
         if self._closed:
             return
         self._closed = True
-        close = getattr(self._component, "close", None)
+        close = getattr(self.component, "close", None)
         if close is not None:
             result = close()
             if inspect.isawaitable(result):

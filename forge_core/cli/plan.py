@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_core.cli.arguments import split_arguments
-from forge_core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +20,7 @@ GIB = 2**30
 
 
 @click.command()
-@click.argument("arguments", nargs=-1, metavar="PRESET-or-FILE [KEY=VALUE ...]")
+@click.argument("arguments", nargs=-1, metavar="[PRESET-or-FILE] [KEY=VALUE ...]")
 @click.pass_obj
 def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     """Say what a config would take before anything starts: placement, memory, staleness.
@@ -32,8 +31,6 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     from forge_core.run.outlook import outlook
 
     source, overrides = split_arguments(arguments)
-    if source is None:
-        raise UsageError("forge plan: name a preset or a config file (forge presets lists presets)")
     config = app.resolve(source, overrides)
     stages = outlook(config)
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")

@@ -1,0 +1,146 @@
+"""``forge plan``: what a config would take, from arithmetic alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from forge_core.models.shape import FAMILIES, shape_of
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_counted_as_transformers_makes_them(model_type: str, tied: bool) -> None:
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=77,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=80,
+        tie_word_embeddings=tied,
+    )
+    shape = shape_of(config.to_dict())
+    assert shape is not None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_shape_of_a_known_model() -> None:
+    shape = shape_of(LLAMA_8B)
+    assert shape is not None
+    assert shape.parameters == 8_030_261_248  # Llama 3.1 8B
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**LLAMA_8B, "model_type": "gemma3"},
+        {**LLAMA_8B, "attention_bias": True},
+        {name: value for name, value in LLAMA_8B.items() if name != "hidden_size"},
+    ],
+)
+def test_a_model_of_unknown_shape(config: dict[str, Any]) -> None:
+    assert shape_of(config) is None
+
+
+def test_what_the_quickstart_takes(run_forge: Any) -> None:
+    result = run_forge("plan", "quickstart")
+    assert (result.exit_code, result.stderr) == (0, "")
+    sft, grpo = re.split(r"^stage ", result.stdout, flags=re.M)[1:]
+    assert "trainer     torch, 1 replica of 1 rank" in sft
+    assert "generator   torch, 1 replica of 1 rank" in sft  # for the held-out score
+    assert "step        256 sequences, each of at most 64 tokens" in sft
+    assert "staleness" not in sft
+    assert "step        512 sequences" in grpo
+    assert "staleness   0 (strictly on-policy)" in grpo
+
+
+def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path) -> None:
+    """Llama 3.1 8B in bfloat16: 16 bytes a parameter with AdamW in float32, and the casts."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    result = run_forge(
+        *("plan", f"model.path={tmp_path}", "recipe.max_length=2048", "training.batch_size=1"),
+        *("trainer.gradient_checkpointing=true", "distributed.precision=bf16"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    terms = dict(re.findall(r"^    (\w[\w ]+?) +([\d.]+)", result.stdout, re.M))
+    parameters = 8_030_261_248 * 4 / 2**30
+    assert float(terms["parameters"]) == pytest.approx(parameters, abs=1e-3)
+    assert float(terms["gradients"]) == pytest.approx(parameters, abs=1e-3)
+    assert float(terms["optimizer"]) == pytest.approx(2 * parameters, abs=1e-3)
+    assert float(terms["total on the device"]) == pytest.approx(
+        sum(float(size) for name, size in terms.items() if not name.startswith("total")), abs=5e-3
+    )
+    # 32 layers keep 2048 x 4096 numbers of two bytes each; one layer keeps all it makes.
+    assert 0.5 < float(terms["activations"]) < 1.2
+
+
+def test_the_reference_is_counted_when_the_loss_needs_it(run_forge: Any) -> None:
+    plain = run_forge("plan", "quickstart").stdout
+    anchored = run_forge("plan", "quickstart", "stages.grpo.loss.kl_coef=0.1")
+    assert anchored.exit_code == 0, anchored.stderr
+    assert "reference" not in plain
+    assert anchored.stdout.count("reference") == 1
+
+
+def test_a_model_that_is_not_there_yet(run_forge: Any) -> None:
+    result = run_forge("plan", "model.path=/nowhere/model")
+    assert result.exit_code == 0
+    assert "not known: /nowhere/model/config.json is not there" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.procs=2", "trainer.procs: trainer torch runs in one process, not 2"),
+        ("distributed.strategy=fsdp", "distributed.strategy=fsdp: trainer torch"),
+        ("distributed.tensor_parallel_degree=2", "distributed.tensor_parallel_degree=2: trainer"),
+        ("distributed.compile=true", "distributed.compile=true: trainer torch"),
+        ("distributed.activation_checkpoint=full", "trainer.gradient_checkpointing=true"),
+        ("distributed.enable_cpu_offload=true", "distributed.enable_cpu_offload=true: trainer"),
+    ],
+)
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]])
+def test_what_trainer_torch_does_not_do_is_refused_before_a_start(
+    run_forge: Any, command: list[str], override: str, message: str
+) -> None:
+    result = run_forge(*command, "quickstart", override)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+    assert "titan" in line
+
+
+def test_planning_supervised_training_loads_no_transformers() -> None:
+    program = (
+        "import sys; from forge_core.cli import main; code = main(['plan', 'quickstart']); "
+        "print(sorted({'transformers', 'vllm', 'torchtitan'} & set(sys.modules)), code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[] 0"

@@ -1,3 +1,30 @@
 """What this package contributes to Forge. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_core import Component, Preset, hookimpl
+from forge_titan.settings import TRAINER
+
+if TYPE_CHECKING:
+    from forge_core.protocols import Trainer
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+@hookimpl
+def forge_trainers() -> Iterable[Component[Trainer]]:
+    yield TRAINER
+
+
+@hookimpl
+def forge_presets() -> Iterable[Preset]:
+    for name, summary in (
+        ("quickstart-titan", "the quickstart on TorchTitan, two ranks on the CPU"),
+        ("llama3-8b-sft", "supervised fine-tuning of Llama 3.1 8B, eight GPUs of 80 GB"),
+        ("qwen3-8b-grpo", "GRPO on Qwen3 8B, four GPUs of 80 GB train and four sample"),
+    ):
+        yield Preset(name=name, path=PRESETS / f"{name}.yaml", summary=summary)

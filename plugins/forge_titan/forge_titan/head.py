@@ -1,0 +1,55 @@
+"""The language-model head that gives logprobs of chosen tokens instead of everybody's logits.
+
+It is a module of the model, so that FSDP gathers and frees its weight around the call as for any
+other, and computes in chunks (``forge_core.tensors.logprobs``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from forge_core.tensors.logprobs import LogitShape, token_logprobs
+from forge_titan.titan import Linear
+
+
+class LogprobHead(Linear):  # type: ignore[misc]
+    """``lm_head`` of TorchTitan's models; called apart from the rest of the model."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):  # type: ignore[misc]
+        """That of a linear layer."""
+
+    weight: Any
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logprobs, and entropies if asked for, of N tokens.
+
+        Args:
+            hidden: output of the final norm where each token is predicted. [N, H]
+            targets: the tokens. [N] int64
+            temperature: logits are divided by it.
+            with_entropy: of the next-token distributions, in nats.
+
+        Returns:
+            logprobs [N] and entropies [N] or None, in float32.
+        """
+        weight = self.weight
+        if isinstance(weight, DTensor):  # its vocabulary lies over the ranks of tensor parallelism
+            weight = weight.full_tensor()
+        return token_logprobs(
+            hidden,
+            weight,
+            targets,
+            shape=LogitShape(temperature=temperature),
+            with_entropy=with_entropy,
+        )

@@ -1,0 +1,194 @@
+"""A model of TorchTitan's, spread over the ranks, that scores packed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from forge_core.config.sections import DistributedSection
+from forge_core.tensors import attention
+from forge_core.tensors.attention import gather_rows
+from forge_core.tensors.batch import PackedBatch
+from forge_titan import cpu
+from forge_titan.head import LogprobHead
+from forge_titan.model_spec import model_spec, padding_token
+from forge_titan.ranks import Ranks
+from forge_titan.titan import (
+    CompileConfig,
+    FullAC,
+    SelectiveAC,
+    TrainingConfig,
+    apply_compile,
+    set_default_dtype,
+    set_spmd_backend,
+)
+from forge_titan.weights import load_weights
+
+
+class Policy:
+    """Logprobs of the trained tokens of a packed batch.
+
+    Args:
+        folder: the model in Hugging Face layout.
+        dtype: type that weights are kept in.
+        ranks: where it is spread to.
+        distributed: precision and what saves memory.
+
+    Raises:
+        DataError: the folder cannot be loaded, or TorchTitan has no such model.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, ranks: Ranks, distributed: DistributedSection
+    ) -> None:
+        self.ranks = ranks
+        spec = model_spec(folder)
+        self.config: Any = spec.model
+        set_spmd_backend(ranks.parallelism.spmd_backend)
+        # Fills in how each module is sharded, and refuses degrees that the model cannot have.
+        spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
+        head = spec.model.lm_head
+        spec.model.lm_head = LogprobHead.Config(
+            in_features=head.in_features,
+            out_features=head.out_features,
+            param_init=head.param_init,
+            sharding_config=_weight_only(head.sharding_config),
+        )
+        with torch.device("meta"), set_default_dtype(dtype):
+            model = spec.model.build()
+        model = _spread(model, spec, dtype, ranks, distributed)
+        model.to_empty(device="cpu" if distributed.enable_cpu_offload else ranks.device)
+        with torch.no_grad():
+            model.init_weights(buffer_device=ranks.device)
+        _share_rope(model)
+        _skip_padding(model, padding_token(folder), ranks)
+        model._skip_lm_head = True
+        self.parts: list[Any] = [model]
+        self.adapter: Any = spec.state_dict_adapter(spec.model, None)
+        load_weights(self, folder)
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a sequence."""
+        return int(self.config.max_seq_len)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """TorchTitan's names and this rank's parameters."""
+        for part in self.parts:
+            for name, parameter in part.named_parameters():
+                yield name.replace("_checkpoint_wrapped_module.", ""), parameter
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """TorchTitan's names and this rank's tensors, tied ones under both names."""
+        return {name: value for part in self.parts for name, value in part.state_dict().items()}
+
+    def score(
+        self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logprobs, and entropies if asked for, of the N trained tokens.
+
+        Args:
+            batch: on the model's device.
+            temperature: logits are divided by it.
+            with_entropy: of the next-token distributions, in nats.
+
+        Returns:
+            logprobs [N] and entropies [N] or None, in float32.
+        """
+        (model,) = self.parts
+        hidden = model(
+            batch.tokens[None],
+            positions=batch.positions[None],
+            attention_masks=attention.plan(batch.lengths, batch.tokens.device),
+        )
+        if isinstance(hidden, DTensor):
+            hidden = hidden.to_local()
+        rows = gather_rows(hidden[0], batch.targets - 1)
+        scores: tuple[torch.Tensor, torch.Tensor | None] = model.lm_head(
+            rows, batch.tokens[batch.targets], temperature, with_entropy
+        )
+        return scores
+
+    def release(self) -> None:
+        """Free what FSDP keeps gathered after a forward pass without a backward pass.
+
+        Its copy would also outlive a change of the weights.
+        """
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @torch.no_grad()
+    def copy_from(self, other: Policy) -> None:
+        """Take the weights of a policy that is spread likewise."""
+        mine = dict(self.named_parameters())
+        for name, parameter in other.named_parameters():
+            local(mine[name]).copy_(local(parameter))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, sharing memory with it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _spread(
+    model: Any, spec: Any, dtype: torch.dtype, ranks: Ranks, distributed: DistributedSection
+) -> Any:
+    saving = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
+    checkpointing = saving[distributed.activation_checkpoint]
+    compiling = CompileConfig(enable=distributed.compile, components=["model"])
+    if not ranks.wraps:
+        if checkpointing is not None:
+            checkpointing.build().apply(model)
+        if distributed.compile:
+            apply_compile(model, compile_config=compiling, parallel_dims=ranks.dims)
+        return model
+    low = distributed.precision == "bf16" or dtype == torch.bfloat16
+    model = spec.parallelize_fn(
+        model,
+        parallel_dims=ranks.dims,
+        training=TrainingConfig(
+            dtype=str(dtype).removeprefix("torch."),
+            mixed_precision_param="bfloat16" if low else "float32",
+            enable_cpu_offload=distributed.enable_cpu_offload,
+        ),
+        parallelism=ranks.parallelism,
+        compile_config=compiling,
+        ac_config=checkpointing,
+        dump_folder="",
+    )
+    if ranks.device.type == "cpu":
+        cpu.sum_gradients(model)
+    return model
+
+
+def _weight_only(sharding: Any) -> Any:
+    """The head's weight stays sharded over the vocabulary; what goes in and out is plain."""
+    return None if sharding is None else type(sharding)(state_shardings=sharding.state_shardings)
+
+
+def _skip_padding(model: Any, token: int | None, ranks: Ranks) -> None:
+    """Give the padding token's embedding no gradient, as in transformers (its row is zeros, and a
+    norm's gradient at zero is enormous)."""
+    embeddings = model.tok_embeddings
+    if token is None or embeddings is None:
+        return
+    rows = -(-embeddings.num_embeddings // ranks.degrees.tensor)
+    mesh = ranks.mesh("tp")
+    first = 0 if mesh is None else rows * mesh.get_local_rank()
+    if first <= token < first + rows:
+        embeddings.padding_idx = token - first
+
+
+def _share_rope(model: Any) -> None:
+    """Keep one table of rotary embeddings for all layers: TorchTitan keeps one for each."""
+    tables = [layer.attention.rope for layer in model.layers.values()]
+    for rope in tables[1:]:
+        rope.cache = tables[0].cache

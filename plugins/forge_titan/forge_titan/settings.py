@@ -1,0 +1,91 @@
+"""Settings of the trainer ``titan``, and the component. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from forge_core.component import BuildContext, Component, Settings
+from forge_core.errors import PluginError
+from forge_titan.degrees import check_degrees
+from forge_titan.memory import trainer_memory
+
+if TYPE_CHECKING:
+    from forge_titan.trainer import TitanTrainer
+
+TESTED = "0.3.0"
+"""The TorchTitan release that this plugin was written against."""
+
+
+class TitanTrainerSettings(Settings):
+    """Training of a Hugging Face model with TorchTitan; ``distributed`` says how it spreads."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where the model is trained; auto: cuda if there is one"
+    )
+    max_tokens_per_micro_batch: int | None = Field(
+        None,
+        ge=1,
+        description="tokens in one forward pass of a rank at most (a longer sequence goes alone); "
+        "splits the recipe's micro-batches further to save memory and changes no number. null: no "
+        "bound",
+    )
+
+
+def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None:
+    """Refuse before a start what cannot be built.
+
+    Raises:
+        PluginError: TorchTitan is not installed.
+        UsageError: the degrees do not fit the ranks or the model.
+    """
+    require_torchtitan()
+    check_degrees(context)
+
+
+def build_trainer(settings: TitanTrainerSettings, context: BuildContext) -> TitanTrainer:
+    """Load ``context.model.path`` and make this rank's part of the trainer.
+
+    Raises:
+        PluginError: TorchTitan is not installed.
+        UsageError: something is asked for that this trainer does not do.
+        DataError: the model folder cannot be loaded, or TorchTitan has no such model.
+    """
+    require_torchtitan()
+    from forge_titan.trainer import TitanTrainer
+
+    return TitanTrainer(settings, context)
+
+
+def require_torchtitan() -> None:
+    """Make sure that TorchTitan is there; another release than the tested one is warned of.
+
+    Raises:
+        PluginError: it is not; names the command that mends it.
+    """
+    import warnings
+    from importlib import metadata
+
+    try:
+        version = metadata.version("torchtitan")
+    except metadata.PackageNotFoundError:
+        raise PluginError(
+            f"trainer titan: TorchTitan is not installed; pip install torchtitan=={TESTED}"
+        ) from None
+    if version != TESTED:
+        warnings.warn(
+            f"trainer titan was written against torchtitan {TESTED} and this is {version}; "
+            f"if it fails: pip install torchtitan=={TESTED}",
+            stacklevel=2,
+        )
+
+
+TRAINER: Component[TitanTrainer] = Component(
+    name="titan",
+    settings=TitanTrainerSettings,
+    build=build_trainer,
+    check=check_trainer,
+    memory=trainer_memory,
+    summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
+)

@@ -1,0 +1,65 @@
+"""Optimizer, schedule and random numbers in torch's distributed checkpoint format.
+
+Tensors are stored by name and global position, so that another number of ranks can read them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from forge_core import DataError
+from forge_titan.ranks import Ranks
+
+FOLDER = "trainer_state"
+"""Beside the weights in a checkpoint."""
+
+
+def save_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> None:
+    """Write what a resume needs beside the weights. A collective."""
+    state = {
+        "optimizer": optimizers.state_dict(),
+        "scheduler": schedulers.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    with _quiet():
+        save(state, checkpoint_id=folder / FOLDER, no_dist=ranks.world_size == 1)
+
+
+def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> None:
+    """Restore what ``save_state`` wrote, onto any number of ranks. A collective.
+
+    Raises:
+        DataError: the folder has no such state.
+    """
+    if not (folder / FOLDER).is_dir():
+        raise DataError(f"checkpoint {folder}: lacks {FOLDER}, which trainer titan writes")
+    state = {
+        "optimizer": optimizers.state_dict(),
+        "scheduler": schedulers.state_dict(),
+        "random": torch.get_rng_state(),
+    }
+    with _quiet():
+        load(state, checkpoint_id=folder / FOLDER, no_dist=ranks.world_size == 1)
+        optimizers.load_state_dict(state["optimizer"])
+        schedulers.load_state_dict(state["scheduler"])
+    for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
+        for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+    torch.set_rng_state(state["random"])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings of what is meant so: one process alone, a schedule read while it is set."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="To get the last learning rate")
+        yield

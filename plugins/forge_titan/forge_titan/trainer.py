@@ -1,0 +1,273 @@
+"""The trainer ``titan``: TorchTitan's models, parallelism and optimizers under Forge's losses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge_core import (
+    BuildContext,
+    RunFailed,
+    StepResult,
+    TrainSequence,
+    UsageError,
+    WeightManifest,
+)
+from forge_core.models.folder import copy_tokenizer
+from forge_core.protocols import Loss, Transport
+from forge_core.tensors.batch import pack
+from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
+from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
+from forge_core.tensors.mismatch import add_mismatch
+from forge_core.tensors.schedule import learning_rate
+from forge_titan.optimizer import make_optimizers, make_schedulers
+from forge_titan.policy import Policy, local
+from forge_titan.ranks import Ranks
+from forge_titan.settings import TitanTrainerSettings
+from forge_titan.sharing import lengths, share
+from forge_titan.state import load_state, save_state
+from forge_titan.titan import clip_grad_norm_
+from forge_titan.weights import hf_shards, hf_weights, load_weights, save_weights
+
+EMPTY = TrainSequence([0], [False])
+"""What a rank with nothing to train on puts through the model, because the others wait for it."""
+
+
+class TitanTrainer:
+    """Implements ``forge_core.protocols.Trainer``, on one rank or on one of many.
+
+    Every rank is called with the same arguments, trains on its share of the sequences, and returns
+    the same result. A step in which the loss counts nothing changes neither weights nor optimizer;
+    it still is a step of the schedule.
+
+    Raises:
+        UsageError: something is asked for that this trainer does not do.
+        DataError: the model folder cannot be loaded, or TorchTitan has no such model.
+    """
+
+    def __init__(self, settings: TitanTrainerSettings, context: BuildContext) -> None:
+        learning_rate(context.training, 0)  # a schedule without an end is refused here
+        if context.model.path is None:
+            raise UsageError("model.path: trainer titan needs a model folder")
+        self.settings = settings
+        self.training = context.training
+        self.distributed = context.distributed
+        self.folder = context.model.path
+        self.dtype: torch.dtype = getattr(torch, context.model.dtype)
+        self._loss: Loss | None = context.loss.build(context) if context.loss else None
+        self._transport: Transport | None = (
+            context.transport.build(context) if context.transport else None
+        )
+        torch.manual_seed(context.seed)
+        self.ranks = Ranks(context, settings.device)
+        try:
+            self.policy = self._policy()
+        except BaseException:
+            self.ranks.close()
+            raise
+        self.optimizers: Any = make_optimizers(self.policy.parts, self.training)
+        self.schedulers: Any = make_schedulers(self.optimizers, self.training)
+        self.reference: Policy | None = None
+
+    @property
+    def steps_done(self) -> int:
+        return int(self.schedulers.schedulers[0].last_epoch)
+
+    async def train_step(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float = 1.0
+    ) -> StepResult:
+        if self._loss is None:
+            raise UsageError("loss.use: trainer titan was built without a loss and cannot train")
+        with_entropy = "entropy" in self._loss.needs
+        losses, metrics = LossSums(), MetricSums(self.ranks.device)
+        rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
+        sequences = self._checked(micro_batches)
+        try:
+            for indices in self._passes(micro_batches):
+                batch = pack([sequences[i] for i in indices] or [EMPTY], self.ranks.device)
+                if batch.targets.numel() == 0 and self.ranks.world_size == 1:
+                    continue
+                logprobs, entropy = self.policy.score(
+                    batch, temperature=temperature, with_entropy=with_entropy
+                )
+                if not indices:
+                    torch.autograd.backward(logprobs.sum())
+                    continue
+                output = run_loss(self._loss, logprobs, batch.loss_batch, entropy)
+                torch.autograd.backward(output.sum)
+                losses.add(output, logprobs, batch.loss_batch)
+                metrics.add_all(output.metrics)
+                sampler = batch.loss_batch.fields.get(SAMPLER_LOGPROBS)
+                if sampler is not None:
+                    add_mismatch(metrics, logprobs, sampler)
+            total, count, metrics = self._over_ranks(losses, metrics)
+            norm = self._update(total, count)
+        finally:
+            self.optimizers.zero_grad()
+        with warnings.catch_warnings():
+            # A step that counted nothing moves the schedule and not the optimizer.
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.schedulers.step()
+        return StepResult(
+            loss=total / count if count else 0.0,
+            grad_norm=norm,
+            learning_rate=rate,
+            tokens=sum(len(sequence.tokens) for sequence in sequences),
+            trained_tokens=sum(sum(sequence.loss_mask) for sequence in sequences),
+            metrics=metrics.means(),
+        )
+
+    async def logprobs(
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        model = self.reference if reference else self.policy
+        if model is None:
+            raise UsageError("logprobs of the reference were asked for before hold_reference")
+        self._checked([sequences])
+        found: dict[int, list[float]] = {}
+        for indices in self._passes([sequences]):
+            given = [TrainSequence(sequences[i].tokens, sequences[i].loss_mask) for i in indices]
+            batch = pack(given or [EMPTY], self.ranks.device)
+            with torch.no_grad():
+                values, _ = model.score(batch, temperature=temperature)
+            whole = torch.zeros(batch.tokens.numel(), device=self.ranks.device)
+            whole[batch.targets] = values.float()
+            rows = torch.split(whole, list(batch.lengths))
+            found |= {i: row.tolist() for i, row in zip(indices, rows, strict=False)}
+        model.release()
+        merged: dict[int, list[float]] = {}
+        for part in self.ranks.gather(found, "batch"):
+            merged |= part
+        return [merged[index] for index in range(len(sequences))]
+
+    async def hold_reference(self) -> None:
+        if self.reference is None:
+            self.reference = self._policy()
+            for _, parameter in self.reference.named_parameters():
+                parameter.requires_grad_(False)
+        self.reference.copy_from(self.policy)
+
+    async def publish(self, version: int) -> WeightManifest:
+        if self._transport is None:
+            raise UsageError("transport.use: trainer titan was built without a transport")
+        manifest: WeightManifest | None = None
+        if getattr(type(self._transport), "sharded", False):
+            manifest = await self._transport.publish(version, hf_shards(self.policy))
+        elif self.ranks.rank == 0:
+            manifest = await self._transport.publish(version, hf_weights(self.policy))
+        else:
+            for _ in hf_weights(self.policy):
+                pass  # gathered with the others, for rank 0
+        published = self.ranks.from_first(manifest)
+        assert published is not None
+        return published
+
+    async def save(self, folder: Path) -> None:
+        save_weights(self.policy, self.folder, folder)
+        if self.ranks.rank == 0:
+            copy_tokenizer(self.folder, folder)
+        save_state(self.optimizers, self.schedulers, self.ranks, folder)
+
+    async def load(self, folder: Path) -> None:
+        load_weights(self.policy, folder)
+        load_state(self.optimizers, self.schedulers, self.ranks, folder)
+
+    async def close(self) -> None:
+        try:
+            if self._transport is not None:
+                await self._transport.close()
+        finally:
+            self.ranks.close()
+
+    def _policy(self) -> Policy:
+        return Policy(self.folder, self.dtype, self.ranks, self.distributed)
+
+    def _checked(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[TrainSequence]:
+        """All sequences, none longer than the model's window."""
+        sequences = [sequence for batch in micro_batches for sequence in batch]
+        longest = max((len(sequence.tokens) for sequence in sequences), default=0)
+        if longest > self.policy.window:
+            raise UsageError(
+                f"a sequence of {longest} tokens is longer than the model's window of "
+                f"{self.policy.window} (max_position_embeddings)"
+            )
+        return sequences
+
+    def _passes(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[int]]:
+        """Indices of the sequences of each forward pass of this rank."""
+        shares = share(
+            lengths(micro_batches),
+            self.ranks.degrees.data,
+            self.settings.max_tokens_per_micro_batch,
+        )
+        return shares[self.ranks.data_rank]
+
+    def _over_ranks(self, losses: LossSums, metrics: MetricSums) -> tuple[float, float, MetricSums]:
+        """Loss, count and metrics of all data-parallel ranks.
+
+        Raises:
+            RunFailed: a rank's loss is not finite.
+        """
+        mine = (losses.total, losses.count, losses.trouble(), metrics.sums, metrics.maxima)
+        total = count = 0.0
+        merged = MetricSums()
+        for rank_total, rank_count, trouble, sums, maxima in self.ranks.gather(mine, "batch"):
+            if trouble:
+                raise self._failed(trouble)
+            total, count = total + rank_total, count + rank_count
+            for name, (value, weight) in sums.items():
+                merged.add(name, value, weight)
+            for name, value in maxima.items():
+                merged.add_max(name, value)
+        return total, count, merged
+
+    def _update(self, total: float, count: float) -> float:
+        """Turn the gradient of the summed loss into that of its mean, clip it and step.
+
+        Returns:
+            norm of the whole gradient before clipping.
+
+        Raises:
+            RunFailed: it is not finite; weights and optimizer are left as they were.
+        """
+        if not count:
+            return 0.0
+        parameters = [parameter for _, parameter in self.policy.named_parameters()]
+        gradients = [local(p.grad) for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / count)
+        norm = float(
+            clip_grad_norm_(
+                parameters,
+                self.training.max_grad_norm or math.inf,
+                foreach=True,
+                pp_mesh=self.ranks.mesh("pp"),
+                ep_enabled=self.ranks.degrees.expert > 1,
+            )
+        )
+        if not math.isfinite(norm):
+            raise self._failed(
+                f"{self._first_bad_gradient()} (the loss is finite: {total / count:g})"
+            )
+        self.optimizers.step()
+        return norm
+
+    def _failed(self, trouble: str) -> RunFailed:
+        return RunFailed(
+            f"step {self.steps_done + 1}: {trouble}; the weights are as they were before it",
+            component="trainer titan",
+        )
+
+    def _first_bad_gradient(self) -> str:
+        for name, parameter in self.policy.named_parameters():
+            if parameter.grad is not None and not local(parameter.grad).isfinite().all():
+                return f"the gradient of {name} is not finite"
+        return "the norm of the gradient overflows"

@@ -1,3 +1,41 @@
 """What this package contributes to Forge. Imports nothing heavy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from forge_core import BuildContext, Component, hookimpl
+from forge_monarch.placement import check_placement
+from forge_monarch.settings import MonarchSettings
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig
+    from forge_monarch.runtime import MonarchRuntime
+
+
+def build_monarch(settings: MonarchSettings, context: BuildContext) -> MonarchRuntime:
+    from forge_monarch.engine import load
+
+    load()
+    from forge_monarch.runtime import MonarchRuntime
+
+    return MonarchRuntime(settings)
+
+
+MONARCH: Component[MonarchRuntime] = Component(
+    name="monarch",
+    settings=MonarchSettings,
+    build=build_monarch,
+    summary="replicas in processes on one or many hosts, over Monarch's meshes",
+)
+
+
+@hookimpl
+def forge_runtimes() -> Iterable[Component[MonarchRuntime]]:
+    yield MONARCH
+
+
+@hookimpl
+def forge_config_resolved(config: RunConfig) -> None:
+    check_placement(config)

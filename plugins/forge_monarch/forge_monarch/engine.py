@@ -1,0 +1,39 @@
+"""Monarch, imported with the settings that a run needs of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from forge_core import PluginError
+
+TUNING = {
+    # How soon a death is noticed. Default 10 s: too long for requests in flight to wait.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",
+    # How long a process may be silent before it counts as hung. Defaults 1 min and 30 s.
+    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "5s",
+    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "5s",
+    # The default of 10 MB ends the client when a message is longer.
+    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(1 << 40),
+}
+"""Variables that Monarch reads when it is imported; those that are set already are left alone."""
+
+
+def load() -> None:
+    """Import Monarch, tuned.
+
+    Raises:
+        PluginError: it is not installed, or cannot be imported.
+    """
+    imported = "monarch" in sys.modules
+    for name, value in TUNING.items():
+        os.environ.setdefault(name, value)
+    try:
+        from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+    except ImportError as error:
+        raise PluginError(
+            f"runtime 'monarch': torchmonarch cannot be imported ({error}); "
+            "pip install torchmonarch==0.7.0"
+        ) from error
+    if imported:
+        reload_config_from_env()

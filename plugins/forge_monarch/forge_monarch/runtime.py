@@ -1,0 +1,94 @@
+"""Runtime ``monarch``: a replica is a mesh of processes with one actor in each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch.actor import this_proc
+
+from forge_core import RunFailed
+from forge_core.services.spec import ReplicaSpec
+from forge_monarch.causes import describe
+from forge_monarch.hosts import Hosts
+from forge_monarch.owner import FailureSink, Owner, listen, unlisten
+from forge_monarch.placement import hosts_of
+from forge_monarch.processes import Processes
+from forge_monarch.replica import MonarchReplica
+from forge_monarch.settings import MonarchSettings
+
+_runtimes = itertools.count()
+
+
+class MonarchRuntime:
+    """Replicas in processes of their own.
+
+    Args:
+        settings: which hosts there are, and which service lives where.
+    """
+
+    def __init__(self, settings: MonarchSettings) -> None:
+        self._settings = settings
+        self._name = f"forge{next(_runtimes)}"
+        self._keys = itertools.count()
+        self._hosts = Hosts(settings)
+        self._owner: Any = None
+        self._replicas: list[MonarchReplica] = []
+        self._by_mesh: dict[str, MonarchReplica] = {}
+
+    async def spawn(self, spec: ReplicaSpec) -> MonarchReplica:
+        """Start the processes of a replica and build its component in each.
+
+        Raises:
+            UsageError: no such host, or more processes than devices.
+            RunFailed: the processes did not start, or died while they built the component.
+            Exception: what the component's ``build`` raised.
+        """
+        placement = spec.placement
+        names = hosts_of(self._settings, spec.name, spec.index, placement.procs)
+        if self._owner is None:
+            listen(self._name, self._sink(asyncio.get_running_loop()))
+            self._owner = this_proc().spawn("forge_owner", Owner, self._name)
+        seat = await self._hosts.seat(names, placement.procs, with_gpus=placement.with_gpus)
+        processes = Processes(self._owner, str(next(self._keys)), seat, spec)
+        try:
+            ranks = await processes.start()
+        except BaseException as error:
+            await asyncio.shield(processes.end(kill=True))
+            if isinstance(error, SupervisionError):
+                raise RunFailed(
+                    f"its processes did not start: {describe(str(error))}",
+                    component=f"{spec.selection.family} {spec.selection.name}",
+                    replica=spec.index,
+                ) from error
+            raise
+        replica = MonarchReplica(ranks, processes.end)
+        self._replicas.append(replica)
+        self._by_mesh |= dict.fromkeys(processes.meshes, replica)
+        return replica
+
+    async def close(self) -> None:
+        """End what no service has ended, and leave the hosts."""
+        await asyncio.gather(
+            *(replica.stop() for replica in self._replicas), return_exceptions=True
+        )
+        self._replicas.clear()
+        if self._owner is not None:
+            await self._owner.stop()
+            self._owner = None
+            unlisten(self._name)
+        await self._hosts.close()
+
+    def _sink(self, loop: asyncio.AbstractEventLoop) -> FailureSink:
+        def failed(mesh: str, report: str) -> None:
+            loop.call_soon_threadsafe(self._failed, mesh, report)
+
+        return failed
+
+    def _failed(self, mesh: str, report: str) -> None:
+        # Each process also has a mesh of its logger, which fails with it and is none of ours.
+        replica = self._by_mesh.get(mesh)
+        if replica is not None:
+            replica.die(describe(report))

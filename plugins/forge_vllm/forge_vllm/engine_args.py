@@ -1,0 +1,75 @@
+"""From settings to vLLM's engine arguments, and from its refusals to one line."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from forge_core.component import BuildContext
+from forge_core.errors import ConfigError
+from forge_vllm.settings import VllmSettings
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+WORKER_EXTENSION = "forge_vllm.worker.WeightReceiver"
+
+CPU_KV_CACHE_BYTES = 1 << 30
+"""On a CPU vLLM would take most of the host's memory; Forge shares it with the trainer."""
+
+
+def set_environment() -> None:
+    """What vLLM reads from the environment, unless it says otherwise. Before vLLM is imported."""
+    for name, value in {
+        # Its log lines would mix with the run's own.
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        # The executor stays in the engine's process, and its threads where the system puts them.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArgs:
+    """vLLM's arguments: the contract's, over those of the settings, over Forge's defaults."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    path = str(context.model.path)
+    defaults = {
+        "dtype": context.model.dtype,
+        "seed": context.seed % 2**31,
+        "generation_config": "vllm",
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if current_platform.is_cpu():
+        # Compiling a model takes minutes on a CPU.
+        defaults["enforce_eager"] = True
+        if "gpu_memory_utilization" not in settings.engine:
+            defaults["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    contract = {
+        "model": path,
+        "tokenizer": path,
+        "runner": "generate",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
+    }
+    try:
+        return AsyncEngineArgs(**{**defaults, **settings.engine, **contract})
+    except (TypeError, ValueError) as error:
+        raise refusal(error) from error
+
+
+def refusal(error: BaseException) -> ConfigError:
+    """vLLM's reason for not starting, in one line."""
+    if isinstance(error, ValidationError):
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+    else:
+        reason = str(error) or type(error).__name__
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return ConfigError(f"generator vllm: vLLM did not start: {' '.join(lines)}")

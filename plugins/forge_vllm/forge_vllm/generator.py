@@ -1,0 +1,166 @@
+"""The component: requests and weights, checked on their way to the engine and back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from forge_core.component import BuildContext
+from forge_core.errors import ConfigError, DataError, ForgeError, WeightMismatch
+from forge_core.models.folder import check_folder
+from forge_core.types import Completion, Sampling, WeightManifest
+from forge_vllm.engine_args import engine_args, refusal, set_environment
+from forge_vllm.names import TESTED_VERSION, vllm_version
+from forge_vllm.sampling import check_sampling, completion, sampling_params
+from forge_vllm.settings import VllmSettings
+
+if TYPE_CHECKING:
+    from forge_core.protocols import Transport
+    from forge_vllm.engine import Engine
+
+log = logging.getLogger(__name__)
+
+
+class VllmGenerator:
+    """Serves any number of ``generate`` calls at once from vLLM's continuous batching.
+
+    Raises:
+        ConfigError: vLLM refuses its arguments, or a second engine was asked for in this process.
+        DataError: the model folder cannot be loaded.
+    """
+
+    def __init__(self, settings: VllmSettings, context: BuildContext) -> None:
+        if context.model.path is None:
+            raise ConfigError("model.path: generator vllm needs a model folder")
+        check_folder(context.model.path)
+        version = vllm_version()
+        if version != TESTED_VERSION:
+            log.warning("vLLM %s is not the version tested with Forge: %s", version, TESTED_VERSION)
+        self._settings = settings
+        self._context = context
+        self._transport: Transport | None = None
+        self._engine = self._start()
+        self._window: int = self._engine.vllm_config.model_config.max_model_len
+        self._vocabulary: int = self._engine.vllm_config.model_config.get_vocab_size()
+        self._updating = asyncio.Lock()
+        self._unusable: ForgeError | None = None
+        self._version = 0
+        self._requests = 0
+        self._tokens = 0
+        self._prompt_tokens = 0
+        self._running = 0
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Sample ``sampling.n`` completions. Cancelling this call aborts them in the engine.
+
+        Raises:
+            DataError: the prompt is empty, leaves no room in the window or holds an unknown token,
+                or the sampling is out of its range.
+            ReplicaDied: the engine is gone.
+            WeightMismatch: the last weight update failed.
+        """
+        if self._unusable is not None:
+            raise self._unusable
+        room = self._room(prompt)
+        check_sampling(sampling)
+        most = min(sampling.max_tokens, room)
+        extra = self._settings.sampling
+        params = [sampling_params(sampling, index, most, extra) for index in range(sampling.n)]
+        self._running += sampling.n
+        try:
+            outputs = await self._engine.generate(prompt, params, 0)
+        finally:
+            self._running -= sampling.n
+        completions = [completion(output) for output in outputs]
+        self._requests += 1
+        self._prompt_tokens += len(prompt)
+        self._tokens += sum(len(each.tokens) for each in completions)
+        return completions
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
+        """Swap the weights between two steps of the engine.
+
+        Requests in flight go on as the settings' ``pause`` says. The new weights compute their past
+        anew, so that every token from then on is sampled by them alone.
+
+        Raises:
+            WeightMismatch: the version is older than the one held, or its tensors do not fit the
+                model. After a failed update there is no serving before a good one.
+            ReplicaDied: the engine is gone.
+        """
+        if self._context.transport is None:
+            raise ConfigError("transport: generator vllm has none to take weights from")
+        async with self._updating:
+            if manifest.version < self._version:
+                raise WeightMismatch(
+                    f"version {manifest.version} is older than version {self._version}, which the "
+                    "generator holds"
+                )
+            try:
+                held = await self._engine.load(manifest.version, self._settings.pause)
+            except BaseException as error:
+                self._unusable = WeightMismatch(
+                    f"the update to version {manifest.version} failed: "
+                    f"{type(error).__name__}: {error}"
+                )
+                raise
+            self._version = manifest.version
+            self._unusable = None
+        return held
+
+    async def stats(self) -> Mapping[str, float]:
+        """Counters since the start, and the samples under way."""
+        return {
+            "requests": self._requests,
+            "tokens": self._tokens + self._engine.tokens_in_flight(),
+            "prompt_tokens": self._prompt_tokens,
+            "running": self._running,
+        }
+
+    async def close(self) -> None:
+        """Fail what is pending and end the engine."""
+        await self._engine.close()
+        if self._transport is not None:
+            await self._transport.close()
+            self._transport = None
+
+    def _start(self) -> Engine:
+        set_environment()
+        from vllm.platforms import current_platform
+
+        args = engine_args(self._settings, self._context)
+        separate = self._settings.engine_process
+        if separate is None:
+            separate = not current_platform.is_cpu()
+        try:
+            if separate:
+                from forge_vllm.separate import SeparateEngine
+
+                return SeparateEngine(args, self._context)
+            from forge_vllm.inprocess import InProcessEngine
+
+            if self._context.transport is not None:
+                self._transport = self._context.transport.build(self._context)
+            return InProcessEngine(args, self._transport)
+        except ForgeError:
+            raise
+        except Exception as error:
+            raise refusal(error) from error
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        """Tokens that a completion of the prompt may have."""
+        if not prompt:
+            raise DataError("the prompt is empty")
+        if len(prompt) >= self._window:
+            raise DataError(
+                f"the prompt's {len(prompt)} tokens leave no room in the window of {self._window}"
+            )
+        for token in (min(prompt), max(prompt)):
+            if not 0 <= token < self._vocabulary:
+                raise DataError(
+                    f"token id {token} of the prompt is outside the vocabulary (0 to "
+                    f"{self._vocabulary - 1})"
+                )
+        return self._window - len(prompt)

@@ -1,0 +1,105 @@
+"""Forge's ``Sampling`` as vLLM's ``SamplingParams``, and vLLM's outputs as completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from forge_core.errors import DataError, RunFailed
+from forge_core.seeding import derive_seed
+from forge_core.types import Completion, FinishReason, Sampling
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM would sample at this one instead of a lower one above 0."""
+
+FINISH_REASONS: Mapping[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "cancelled",
+}
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises:
+    DataError: a value is out of its range.
+    """
+    temperature = sampling.temperature
+    for name, allowed, good in (
+        ("n", "at least 1", sampling.n >= 1),
+        ("max_tokens", "at least 1", sampling.max_tokens >= 1),
+        (
+            "temperature",
+            f"0 or at least {LEAST_TEMPERATURE}",
+            temperature == 0 or LEAST_TEMPERATURE <= temperature < float("inf"),
+        ),
+        ("top_p", "above 0 and at most 1", 0 < sampling.top_p <= 1),
+        ("top_k", "at least 0", sampling.top_k >= 0),
+    ):
+        if not good:
+            raise DataError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")
+
+
+def sampling_params(
+    sampling: Sampling, index: int, max_tokens: int, extra: Mapping[str, Any]
+) -> SamplingParams:
+    """Parameters of sample ``index`` of a prompt, which is a request of its own to vLLM.
+
+    vLLM would seed sample i of n with seed + i, so that neighbouring seeds share samples.
+
+    Args:
+        sampling: of all its samples, checked.
+        index: of this one.
+        max_tokens: within the window.
+        extra: vLLM's own parameters from the settings.
+
+    Raises:
+        DataError: vLLM refuses the parameters.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    try:
+        return SamplingParams(
+            **extra,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=None if sampling.seed is None else derive_seed(sampling.seed, index),
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,
+            max_tokens=max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+    except (TypeError, ValueError) as error:
+        raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
+
+
+def completion(output: RequestOutput) -> Completion:
+    """The completion of a request's final output.
+
+    Raises:
+        RunFailed: vLLM ended it with an error, or did not say which weights sampled its tokens.
+    """
+    (sample,) = output.outputs
+    reason = FINISH_REASONS.get(sample.finish_reason)
+    if reason is None:
+        raise RunFailed(
+            f"vLLM ended a request with {sample.finish_reason!r}", component="generator vllm"
+        )
+    tokens = list(sample.token_ids)
+    spans = sample.weight_versions or []
+    versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
+    if len(versions) != len(tokens):
+        raise RunFailed(
+            f"vLLM names the weights of {len(versions)} of {len(tokens)} tokens",
+            component="generator vllm",
+        )
+    logprobs = sample.logprobs.logprobs if tokens else []
+    return Completion(tokens, list(logprobs), versions, reason)

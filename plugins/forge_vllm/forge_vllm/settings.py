@@ -1,0 +1,115 @@
+"""Settings of the generator ``vllm``, and the component. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from forge_core.component import BuildContext, Component, Settings
+from forge_core.errors import ConfigError
+from forge_vllm.names import check_names, require_vllm
+
+if TYPE_CHECKING:
+    from forge_vllm.generator import VllmGenerator
+
+OWNED_ENGINE_KEYS = {
+    "model": "model.path says it",
+    "tokenizer": "it is the model folder's",
+    "runner": "a generator generates",
+    "logprobs_mode": "logprobs are those of the distribution sampled from",
+    "worker_extension_cls": "new weights come through Forge's own",
+    "data_parallel_size": "generator.replicas says it",
+}
+"""Engine arguments that Forge sets -> why they cannot be set."""
+
+_SECTION = "the sampling section says it"
+_CONTRACT = "a completion's tokens and logprobs need it as Forge sets it"
+OWNED_SAMPLING_KEYS = {
+    "n": "the recipe says how many",
+    "temperature": _SECTION,
+    "top_p": _SECTION,
+    "top_k": _SECTION,
+    "max_tokens": _SECTION,
+    "seed": "it is derived from training.seed",
+    "stop": "each request says its own",
+    "stop_token_ids": "they are the model's",
+    "ignore_eos": "only stop_token_ids stop",
+    "logprobs": _CONTRACT,
+    "flat_logprobs": _CONTRACT,
+    "detokenize": _CONTRACT,
+    "output_kind": _CONTRACT,
+    "skip_clone": _CONTRACT,
+}
+"""Sampling parameters that Forge sets -> why they cannot be set."""
+
+
+class VllmSettings(Settings):
+    """The vLLM engine."""
+
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's engine arguments (AsyncEngineArgs) by its own names, such as "
+        "gpu_memory_utilization, kv_cache_memory_bytes, max_model_len, tensor_parallel_size",
+    )
+    sampling: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's sampling parameters (SamplingParams) by its own names for every "
+        "request, such as min_p or repetition_penalty; the sampling section has the rest",
+    )
+    engine_process: bool | None = Field(
+        None,
+        description="run the engine in a process of its own; null: only where there is a GPU",
+    )
+    pause: Literal["keep", "wait", "abort"] = Field(
+        "keep",
+        description="what becomes of requests in flight when weights change: keep (they go on "
+        "with the new weights), wait (they finish first), abort (they end as cancelled)",
+    )
+
+
+def check_generator(settings: VllmSettings, context: BuildContext) -> None:
+    """Refuse what ``build_generator`` would refuse, as far as it can be told without vLLM.
+
+    Raises:
+        ConfigError: vLLM is not installed, a key is unknown to it or is Forge's, or more than one
+            process is asked for.
+    """
+    if context.world_size != 1:
+        raise ConfigError(
+            f"generator.procs: vLLM makes its own processes; instead of {context.world_size} ask "
+            f"for generator.engine.tensor_parallel_size={context.world_size}"
+        )
+    require_vllm()
+    check_names(
+        "generator.engine", settings.engine, "engine/arg_utils.py", "EngineArgs", OWNED_ENGINE_KEYS
+    )
+    check_names(
+        "generator.sampling",
+        settings.sampling,
+        "sampling_params.py",
+        "SamplingParams",
+        OWNED_SAMPLING_KEYS,
+    )
+
+
+def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenerator:
+    """Start the engine on ``context.model.path`` and make the generator.
+
+    Raises:
+        ConfigError: as ``check_generator``, or vLLM refuses the engine arguments.
+        DataError: the model folder cannot be loaded, or vLLM does not know its architecture.
+    """
+    check_generator(settings, context)
+    from forge_vllm.generator import VllmGenerator
+
+    return VllmGenerator(settings, context)
+
+
+GENERATOR: Component[VllmGenerator] = Component(
+    name="vllm",
+    settings=VllmSettings,
+    build=build_generator,
+    check=check_generator,
+    summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
+)

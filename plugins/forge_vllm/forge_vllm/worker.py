@@ -1,0 +1,92 @@
+"""What Forge adds to vLLM's workers: receiving weights. Lives in each of the engine's processes."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge_vllm.weights import WeightStream, folder_shapes, optional_names
+
+if TYPE_CHECKING:
+    from forge_core.component import BuildContext
+    from forge_core.protocols import Transport
+
+Held = dict[str, Any]
+"""What a worker holds after an update: ``checksum``, ``tensors`` and ``bytes``."""
+
+
+class WeightReceiver:
+    """Extends vLLM's worker class (``worker_extension_cls``).
+
+    ``model_config``, ``model_runner`` and ``reload_weights`` are the worker's.
+    """
+
+    model_config: Any
+    model_runner: Any
+    forge_transport: Transport | None = None
+    forge_runner: asyncio.Runner
+
+    def forge_load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Held:
+        """Load weights by Hugging Face name and say what is held.
+
+        Raises:
+            WeightMismatch: they do not fit the model. What the engine then holds is of no version.
+        """
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        folder = Path(self.model_config.model)
+        shapes = folder_shapes(folder)
+        stream = WeightStream(weights, shapes, optional_names(folder, shapes))
+        try:
+            self.reload_weights(weights_iterator=iter(stream))  # type: ignore[attr-defined]
+        except Exception:
+            # Else vLLM would take the next update for the rest of this one.
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+            raise
+        return stream.finish()
+
+    def forge_connect(self, context: bytes) -> None:
+        """Build this process's end of the transport, for an engine that has its own process.
+
+        Args:
+            context: a pickled ``BuildContext``.
+        """
+        opened: BuildContext = pickle.loads(context)
+        assert opened.transport is not None
+        self.forge_runner = asyncio.Runner()
+        self.forge_transport = opened.transport.build(opened)
+
+    def forge_fetch(self, version: int) -> Held:
+        """Load a version from the transport.
+
+        Raises:
+            WeightMismatch: as ``forge_load``.
+            KeyError: the transport has no such version.
+        """
+        assert self.forge_transport is not None
+        return self.forge_load(_synchronous(self.forge_runner, self.forge_transport.fetch(version)))
+
+    def forge_disconnect(self) -> None:
+        """Leave the transport."""
+        if self.forge_transport is not None:
+            self.forge_runner.run(self.forge_transport.close())
+            self.forge_runner.close()
+            self.forge_transport = None
+
+
+def _synchronous(
+    runner: asyncio.Runner, source: AsyncIterator[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    async def pull() -> tuple[str, torch.Tensor] | None:
+        return await anext(source, None)
+
+    try:
+        while (pair := runner.run(pull())) is not None:
+            yield pair
+    finally:
+        runner.run(source.aclose())  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from forge_core import WeightManifest
-from forge_torch.transports.digest import checksum_alongside
+from forge_core.tensors.checksum import RunningChecksum
 
 SPARE_COPIES = 2
 """Buffers of dropped versions kept for the next ones: fresh memory is several times slower."""
@@ -71,13 +71,15 @@ class MemoryTransport:
                 )
             buffers = channel.spare.pop() if channel.spare else {}
         tensors: dict[str, torch.Tensor] = {}
-        digest = checksum_alongside(_stored(weights, buffers, tensors))
+        with RunningChecksum() as running:
+            for name, copy in _stored(weights, buffers, tensors):
+                running.add(name, copy)
         with channel.lock:
             channel.copies[version] = _Copy(tensors)
             channel.last = version
         return WeightManifest(
             version=version,
-            checksum=digest,
+            checksum=running.result(),
             tensors=len(tensors),
             bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )

@@ -28,7 +28,7 @@ from typing import BinaryIO
 import torch
 
 from forge_core import ForgeError, WeightManifest
-from forge_torch.transports.digest import checksum_alongside
+from forge_core.tensors.checksum import RunningChecksum
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock
 
@@ -118,13 +118,15 @@ class ShmTransport:
             segment = self._take_segment()
             table: list[_Entry] = []
             try:
-                digest = checksum_alongside(_stored(weights, segment, table))
+                with RunningChecksum() as running:
+                    for name, stored in _stored(weights, segment, table):
+                        running.add(name, stored)
             finally:
                 # Before the version is known: from then on its readers want the lock.
                 segment.unlock()
             manifest = WeightManifest(
                 version=version,
-                checksum=digest,
+                checksum=running.result(),
                 tensors=len(table),
                 bytes=sum(entry.bytes for entry in table),
             )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
+import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -100,6 +105,17 @@ def main(arguments: Sequence[str] | None = None, *, app: object | None = None) -
     return result if isinstance(result, int) else 0
 
 
-def entry_point() -> None:
-    """What the installed ``forge`` script calls."""
-    sys.exit(main())
+def entry_point() -> NoReturn:
+    """What the installed ``forge`` script calls: ``main``, then the end of the process.
+
+    The interpreter's own end would let engines' native threads run into it while it is taken down,
+    which ends some runs with an abort (exit code 134) after they have succeeded. So everything that
+    may run at exit does, and then the process ends with the code it has earned.
+    """
+    code = main()
+    threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import atexit, os, sys, threading, time
+import atexit, os, sys, threading
 from forge_core.cli import entry_point
 
 class Engine:
@@ -15,7 +15,7 @@ class Engine:
 
 engine = Engine()  # is only destroyed as the interpreter is taken down
 atexit.register(print, "exit handler")
-threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), print("thread"))).start()
 sys.argv = ["forge", *sys.argv[1:]]
 entry_point()
 """

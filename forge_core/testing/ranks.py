@@ -1,7 +1,7 @@
 """Several processes that are the ranks of one component, again and again: for tests of trainers.
 
-Starting a process and importing an engine takes seconds, building a tiny trainer takes a fraction of
-one; so the processes stay, and components come and go in them.
+Starting a process and importing an engine takes seconds, building a tiny trainer a fraction of one;
+so the processes stay, and components come and go in them.
 """
 
 from __future__ import annotations

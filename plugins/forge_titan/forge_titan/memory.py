@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
 from forge_core.models.shape import ModelShape
 from forge_core.run.memory import Memory, Workload, head_activations, layer_activations
 from forge_titan.degrees import STAGES_PER_RANK, Degrees, check_degrees
 
+if TYPE_CHECKING:
+    from forge_titan.settings import TitanTrainerSettings
 
-def trainer_memory(context: BuildContext, workload: Workload, limit: int | None) -> Memory:
-    """What the fullest rank holds.
 
-    Args:
-        context: ``world_size`` is the number of ranks.
-        workload: what is trained.
-        limit: most tokens of a forward pass, where the trainer's settings bound them.
-    """
+def trainer_memory(
+    settings: TitanTrainerSettings, context: BuildContext, workload: Workload
+) -> Memory:
+    """What the fullest rank holds; ``context.world_size`` is the number of ranks."""
+    limit = settings.max_tokens_per_micro_batch
     distributed, shape = context.distributed, workload.shape
     degrees = check_degrees(context)
     stored = 2 if context.model.dtype == "bfloat16" else 4

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from forge_core.models.folder import load_model, load_tokenizer
+
 Config = dict[str, Any]
 
 
@@ -61,6 +63,18 @@ def write_config(tmp_path: Path) -> Any:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a chat template: ``<user>hi;<assistant>``."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    load_model(tiny_model).save_pretrained(folder)
+    tokenizer = load_tokenizer(tiny_model)
+    messages = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    tokenizer.chat_template = messages + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

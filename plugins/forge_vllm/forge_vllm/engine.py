@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from forge_core.types import WeightManifest
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of requests in flight when weights change; see ``VllmSettings.pause``."""
+
+
+Spans = list[tuple[str, int]]
+"""Weight versions of a request's tokens: each with the place of its first token."""
 
 
 class Engine(Protocol):
@@ -26,6 +30,12 @@ class Engine(Protocol):
 
         Cancelling the call aborts what is under way.
         """
+        ...
+
+    def stream(
+        self, prompt: Sequence[int], params: SamplingParams, priority: int
+    ) -> AsyncGenerator[tuple[RequestOutput, Spans]]:
+        """The outputs of one request as they come, each with the spans of all tokens so far."""
         ...
 
     async def load(self, version: int, mode: PauseMode) -> WeightManifest:
@@ -50,3 +60,11 @@ def tokens_in_flight(engine: Any) -> int:
     """Of vLLM's synchronous or asynchronous engine, from any thread."""
     states = list(engine.output_processor.request_states.values())
     return sum(state.detokenizer.num_output_tokens() for state in states)
+
+
+def spans(engine: Any, name: str) -> Spans:
+    """Of a request under way, by the name it was given."""
+    processor = engine.output_processor
+    internal = processor.external_req_ids.get(name, ())
+    states = [processor.request_states.get(each) for each in internal]
+    return [span for state in states if state is not None for span in state.weight_version_starts]

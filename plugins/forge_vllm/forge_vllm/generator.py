@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
 from forge_core.errors import ConfigError, DataError, ForgeError, WeightMismatch
 from forge_core.models.folder import check_folder
-from forge_core.types import Completion, Sampling, WeightManifest
+from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.names import TESTED_VERSION, vllm_version
-from forge_vllm.sampling import check_sampling, completion, sampling_params
+from forge_vllm.sampling import check_sampling, completion, completion_part, sampling_params
 from forge_vllm.settings import VllmSettings
 
 if TYPE_CHECKING:
@@ -61,11 +62,7 @@ class VllmGenerator:
             ReplicaDied: the engine is gone.
             WeightMismatch: the last weight update failed.
         """
-        if self._unusable is not None:
-            raise self._unusable
-        room = self._room(prompt)
-        check_sampling(sampling)
-        most = min(sampling.max_tokens, room)
+        most = self._most_tokens(prompt, sampling)
         extra = self._settings.sampling
         params = [sampling_params(sampling, index, most, extra) for index in range(sampling.n)]
         self._running += sampling.n
@@ -78,6 +75,33 @@ class VllmGenerator:
         self._prompt_tokens += len(prompt)
         self._tokens += sum(len(each.tokens) for each in completions)
         return completions
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[CompletionPart]:
+        """Sample one completion, handed out while it is sampled.
+
+        Raises:
+            DataError: as ``generate``, or ``sampling.n`` is not 1.
+            ReplicaDied: the engine is gone.
+            WeightMismatch: the last weight update failed.
+        """
+        if sampling.n != 1:
+            raise DataError(f"sampling.n is {sampling.n}; a stream is of one completion")
+        most = self._most_tokens(prompt, sampling)
+        params = sampling_params(sampling, 0, most, self._settings.sampling, stream=True)
+        count = 0
+        self._running += 1
+        try:
+            async with aclosing(self._engine.stream(prompt, params, 0)) as outputs:
+                async for output, spans in outputs:
+                    part = completion_part(output, spans, count)
+                    count += len(part.tokens)
+                    yield part
+            self._requests += 1
+        finally:
+            self._running -= 1
+            self._tokens += count
 
     async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
         """Swap the weights between two steps of the engine.
@@ -149,8 +173,11 @@ class VllmGenerator:
         except Exception as error:
             raise refusal(error) from error
 
-    def _room(self, prompt: Sequence[int]) -> int:
-        """Tokens that a completion of the prompt may have."""
+    def _most_tokens(self, prompt: Sequence[int], sampling: Sampling) -> int:
+        """Tokens that a completion may have; raises for what cannot be sampled."""
+        if self._unusable is not None:
+            raise self._unusable
+        check_sampling(sampling)
         if not prompt:
             raise DataError("the prompt is empty")
         if len(prompt) >= self._window:
@@ -163,4 +190,4 @@ class VllmGenerator:
                     f"token id {token} of the prompt is outside the vocabulary (0 to "
                     f"{self._vocabulary - 1})"
                 )
-        return self._window - len(prompt)
+        return min(sampling.max_tokens, self._window - len(prompt))

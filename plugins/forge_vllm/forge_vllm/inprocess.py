@@ -8,7 +8,7 @@ import random
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from forge_core.errors import ConfigError, ReplicaDied
 from forge_core.types import WeightManifest
-from forge_vllm.engine import PauseMode, tokens_in_flight
+from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from forge_core.protocols import Transport
 
-Answer = asyncio.Future[Any]
+Receiver = Callable[[Any], None]
+"""Takes a result or an exception, on the event loop."""
 
 _only_one = threading.Lock()
 """vLLM keeps its process groups in globals: an engine that ends takes them from the others."""
@@ -41,11 +42,11 @@ class _Work:
 
     Args:
         run: does it.
-        answers: all fail with it, or when the engine ends before.
+        receivers: all get the exception when it fails, or when the engine ends before.
     """
 
     run: Callable[[], None]
-    answers: Sequence[Answer] = ()
+    receivers: Sequence[Receiver] = ()
 
 
 class _EngineFailed(Exception):
@@ -81,10 +82,9 @@ class InProcessEngine:
         self._engine.set_weight_version("0")
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._answers: dict[str, Answer] = {}  # by request; the thread's
         self._named = 0
-        self._lost_tokens = 0
-        self._lock = threading.Lock()  # for the next three
+        self._receivers: dict[str, Receiver] = {}  # of requests under way; the thread's
+        self._lock = threading.Lock()  # for work and over
         self._work: deque[_Work] = deque()
         self._wake = threading.Event()
         self._over: str | None = None
@@ -99,22 +99,37 @@ class InProcessEngine:
         self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int
     ) -> list[RequestOutput]:
         """See ``Engine.generate``."""
-        names = [str(self._named + place) for place in range(len(params))]
-        self._named += len(params)
-        answers: list[Answer] = [self._loop.create_future() for _ in params]
-        self._do(_Work(partial(self._add, names, answers, list(prompt), params, priority), answers))
+        answers = [self._loop.create_future() for _ in params]
+        names = self._submit(prompt, params, priority, [_into(answer) for answer in answers])
         try:
             return list(await asyncio.gather(*answers))
         except BaseException:
-            with suppress(ReplicaDied):
-                self._do(_Work(partial(self._abort, names)))
+            self._withdraw(names)
             raise
+
+    async def stream(
+        self, prompt: Sequence[int], params: SamplingParams, priority: int
+    ) -> AsyncGenerator[tuple[RequestOutput, Spans]]:
+        """See ``Engine.stream``."""
+        outputs: asyncio.Queue[Any] = asyncio.Queue()
+        names = self._submit(prompt, [params], priority, [outputs.put_nowait])
+        finished = False
+        try:
+            while not finished:
+                output = await outputs.get()
+                if isinstance(output, BaseException):
+                    raise output
+                finished = output.finished
+                yield output, spans(self._engine, *names)
+        finally:
+            if not finished:
+                self._withdraw(names)
 
     async def load(self, version: int, mode: PauseMode) -> WeightManifest:
         """See ``Engine.load``."""
         assert self._transport is not None
         source = self._transport.fetch(version)
-        answer = self._loop.create_future()
+        answer: asyncio.Future[WeightManifest] = self._loop.create_future()
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
             async def pull() -> tuple[str, torch.Tensor] | None:
@@ -124,13 +139,13 @@ class InProcessEngine:
                 yield pair
 
         def swap() -> None:
-            self._settle([(answer, self._swap(version, mode, weights()))])
+            self._tell([(_into(answer), self._swap(version, mode, weights()))])
 
-        self._do(_Work(swap, [answer]))
+        self._do(_Work(swap, [_into(answer)]))
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await asyncio.wait({answer})
+            await asyncio.wait({answer})  # half a swap would be worse than a late one
             raise
         finally:
             await source.aclose()  # type: ignore[attr-defined]
@@ -148,6 +163,33 @@ class InProcessEngine:
         self._wake.set()
         self._thread.join()
         atexit.unregister(self._end)
+
+    def _submit(
+        self,
+        prompt: Sequence[int],
+        params: Sequence[SamplingParams],
+        priority: int,
+        receivers: Sequence[Receiver],
+    ) -> list[str]:
+        """Queue requests for the thread; returns their names."""
+        names = [str(self._named + place) for place in range(len(params))]
+        self._named += len(params)
+        tokens = list(prompt)
+
+        def add() -> None:
+            for name, each, receiver in zip(names, params, receivers, strict=True):
+                self._engine.add_request(
+                    name, {"prompt_token_ids": tokens}, each, priority=priority
+                )
+                self._receivers[name] = receiver
+
+        self._do(_Work(add, receivers))
+        return names
+
+    def _withdraw(self, names: Sequence[str]) -> None:
+        """Abort those of the requests that are not finished."""
+        with suppress(ReplicaDied):
+            self._do(_Work(partial(self._abort, names)))
 
     def _do(self, work: _Work) -> None:
         with self._lock:
@@ -170,15 +212,14 @@ class InProcessEngine:
                 if self._engine.has_unfinished_requests():
                     self._step()
         except _EngineFailed as failed:
-            error = failed.__cause__
-            over = f"vLLM's engine failed: {type(error).__name__}: {error}"
+            over = str(failed)
         finally:
             with self._lock:
                 self._over = over
-                left = [answer for work in self._work for answer in work.answers]
+                left = [receiver for work in self._work for receiver in work.receivers]
                 self._work.clear()
-            self._fail([*left, *self._answers.values()], ReplicaDied(over))
-            self._answers.clear()
+            self._fail([*left, *self._receivers.values()], ReplicaDied(over))
+            self._receivers.clear()
             with _process_groups_kept(self._groups_were_there):
                 self._engine.engine_core.shutdown()
             del self._engine
@@ -188,33 +229,26 @@ class InProcessEngine:
         try:
             work.run()
         except _EngineFailed as failed:
-            self._fail(work.answers, ReplicaDied(f"vLLM's engine failed: {failed.__cause__}"))
+            self._fail(work.receivers, ReplicaDied(str(failed)))
             raise
         except Exception as error:
-            self._fail(work.answers, error)
+            self._fail(work.receivers, error)
 
     def _step(self) -> None:
         try:
             outputs = self._engine.step()
         except Exception as error:
-            raise _EngineFailed from error
+            raise _EngineFailed(f"vLLM's engine failed: {type(error).__name__}: {error}") from error
         if outputs:
-            self._settle([(self._answers.pop(each.request_id), each) for each in outputs])
+            self._tell([(self._receiver(output), output) for output in outputs])
 
-    def _add(
-        self,
-        names: Sequence[str],
-        answers: Sequence[Answer],
-        prompt: list[int],
-        params: Sequence[SamplingParams],
-        priority: int,
-    ) -> None:
-        for name, answer, each in zip(names, answers, params, strict=True):
-            self._engine.add_request(name, {"prompt_token_ids": prompt}, each, priority=priority)
-            self._answers[name] = answer
+    def _receiver(self, output: RequestOutput) -> Receiver:
+        if output.finished:
+            return self._receivers.pop(output.request_id)
+        return self._receivers[output.request_id]
 
     def _abort(self, names: Iterable[str]) -> None:
-        here = [name for name in names if self._answers.pop(name, None) is not None]
+        here = [name for name in names if self._receivers.pop(name, None) is not None]
         self._engine.abort_request(here)
 
     def _swap(
@@ -229,9 +263,9 @@ class InProcessEngine:
         try:
             (held, *_) = self._engine.collective_rpc("forge_load", args=(weights,))
         except Exception as error:
-            failed = dict(self._answers)
-            self._abort(failed)
-            self._fail(failed.values(), error)
+            pending = dict(self._receivers)
+            self._abort(pending)
+            self._fail(pending.values(), error)
             raise
         self._engine.set_weight_version(str(version))
         return WeightManifest(version=version, **held)
@@ -239,33 +273,36 @@ class InProcessEngine:
     def _cancel_all(self) -> None:
         """End every request with what it has."""
         states = list(self._engine.output_processor.request_states.values())
-        outputs = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
+        outputs = [
+            state.make_request_output([], None, FinishReason.ABORT, None) for state in states
+        ]
         self._engine.abort_request([state.request_id for state in states], internal=True)
-        self._settle([(self._answers.pop(each.request_id), each) for each in outputs])
+        self._tell([(self._receiver(output), output) for output in outputs])
 
     # From the thread to the loop.
 
-    def _settle(self, results: Sequence[tuple[Answer, Any]]) -> None:
-        def settle() -> None:
-            for answer, result in results:
-                if not answer.done():
-                    answer.set_result(result)
+    def _fail(self, receivers: Iterable[Receiver], error: BaseException) -> None:
+        self._tell([(receiver, error) for receiver in receivers])
 
-        self._tell(settle)
+    def _tell(self, results: Sequence[tuple[Receiver, Any]]) -> None:
+        def receive() -> None:
+            for receiver, result in results:
+                receiver(result)
 
-    def _fail(self, answers: Iterable[Answer], error: BaseException) -> None:
-        waiting = list(answers)
-
-        def fail() -> None:
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(error)
-
-        self._tell(fail)
-
-    def _tell(self, what: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(receive)
+
+
+def _into(future: asyncio.Future[Any]) -> Receiver:
+    def receive(result: Any) -> None:
+        if future.done():  # cancelled
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    return receive
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core.errors import DataError, RunFailed
 from forge_core.seeding import derive_seed
-from forge_core.types import Completion, FinishReason, Sampling
+from forge_core.types import Completion, CompletionPart, FinishReason, Sampling
+from forge_vllm.engine import Spans
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -43,7 +44,12 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def sampling_params(
-    sampling: Sampling, index: int, max_tokens: int, extra: Mapping[str, Any]
+    sampling: Sampling,
+    index: int,
+    max_tokens: int,
+    extra: Mapping[str, Any],
+    *,
+    stream: bool = False,
 ) -> SamplingParams:
     """Parameters of sample ``index`` of a prompt, which is a request of its own to vLLM.
 
@@ -54,6 +60,7 @@ def sampling_params(
         index: of this one.
         max_tokens: within the window.
         extra: vLLM's own parameters from the settings.
+        stream: hand out tokens as they come, not only when all are there.
 
     Raises:
         DataError: vLLM refuses the parameters.
@@ -74,7 +81,7 @@ def sampling_params(
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
     except (TypeError, ValueError) as error:
@@ -88,18 +95,55 @@ def completion(output: RequestOutput) -> Completion:
         RunFailed: vLLM ended it with an error, or did not say which weights sampled its tokens.
     """
     (sample,) = output.outputs
-    reason = FINISH_REASONS.get(sample.finish_reason)
-    if reason is None:
-        raise RunFailed(
-            f"vLLM ended a request with {sample.finish_reason!r}", component="generator vllm"
-        )
+    spans = [(span.version, span.start) for span in sample.weight_versions or ()]
     tokens = list(sample.token_ids)
-    spans = sample.weight_versions or []
-    versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
-    if len(versions) != len(tokens):
+    return Completion(
+        tokens,
+        list(sample.logprobs.logprobs) if tokens else [],
+        _versions(spans, 0, len(tokens)),
+        _finish_reason(sample.finish_reason),
+    )
+
+
+def completion_part(output: RequestOutput, spans: Spans, start: int) -> CompletionPart:
+    """The part of a completion in one output of a request that streams.
+
+    Args:
+        output: with the new tokens alone.
+        spans: of the request's tokens so far; the final output has its own.
+        start: tokens that came before.
+
+    Raises:
+        RunFailed: as ``completion``.
+    """
+    (sample,) = output.outputs
+    if sample.weight_versions is not None:
+        spans = [(span.version, span.start) for span in sample.weight_versions]
+    tokens = list(sample.token_ids)
+    return CompletionPart(
+        tokens,
+        list(sample.logprobs.logprobs) if tokens else [],
+        _versions(spans, start, start + len(tokens)),
+        _finish_reason(sample.finish_reason) if output.finished else None,
+    )
+
+
+def _versions(spans: Spans, start: int, end: int) -> list[int]:
+    """Version of each token from ``start`` to ``end``."""
+    if end > start and (not spans or spans[0][1] > start):
         raise RunFailed(
-            f"vLLM names the weights of {len(versions)} of {len(tokens)} tokens",
-            component="generator vllm",
+            "vLLM does not say which weights sampled its tokens", component="generator vllm"
         )
-    logprobs = sample.logprobs.logprobs if tokens else []
-    return Completion(tokens, list(logprobs), versions, reason)
+    ends = [place for _, place in spans[1:]] + [end]
+    return [
+        int(version)
+        for (version, first), last in zip(spans, ends, strict=True)
+        for _ in range(max(first, start), min(last, end))
+    ]
+
+
+def _finish_reason(reason: str | None) -> FinishReason:
+    known = FINISH_REASONS.get(reason or "")
+    if known is None:
+        raise RunFailed(f"vLLM ended a request with {reason!r}", component="generator vllm")
+    return known

@@ -109,7 +109,9 @@ def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def optional_names(folder: Path, shapes: Iterable[str]) -> frozenset[str]:
     """Names that a trainer may leave out: those of tied weights."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return frozenset({TIED_HEAD} & set(shapes)) if config.get("tie_word_embeddings") else frozenset()
+    return (
+        frozenset({TIED_HEAD} & set(shapes)) if config.get("tie_word_embeddings") else frozenset()
+    )
 
 
 def _files(folder: Path) -> list[Path]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge_core.errors import WeightMismatch
 from forge_vllm.weights import WeightStream, folder_shapes, optional_names
 
 if TYPE_CHECKING:
@@ -42,13 +43,17 @@ class WeightReceiver:
         folder = Path(self.model_config.model)
         shapes = folder_shapes(folder)
         stream = WeightStream(weights, shapes, optional_names(folder, shapes))
+        model = self.model_runner.get_model()
+        packed = packed_matrices(model)
         try:
             self.reload_weights(weights_iterator=iter(stream))  # type: ignore[attr-defined]
         except Exception:
             # Else vLLM would take the next update for the rest of this one.
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+            finalize_layerwise_reload(model, self.model_config)
             raise
-        return stream.finish()
+        held = stream.finish()
+        repack(model, packed)
+        return held
 
     def forge_connect(self, context: bytes) -> None:
         """Build this process's end of the transport, for an engine that has its own process.
@@ -77,6 +82,30 @@ class WeightReceiver:
             self.forge_runner.run(self.forge_transport.close())
             self.forge_runner.close()
             self.forge_transport = None
+
+
+def packed_matrices(model: torch.nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
+    """By layer, the functions in which vLLM keeps matrices that it packed for a CPU."""
+    functions = {name: getattr(layer, "cpu_linear", None) for name, layer in model.named_modules()}
+    return {name: f for name, f in functions.items() if getattr(f, "__closure__", None)}
+
+
+def repack(model: torch.nn.Module, before: Mapping[str, Callable[..., torch.Tensor]]) -> None:
+    """Pack again what a reload has not: a head tied to the embeddings gets no tensor of its own.
+
+    Args:
+        model: after the reload.
+        before: ``packed_matrices`` before it.
+
+    Raises:
+        WeightMismatch: a layer still computes with the matrix it had before.
+    """
+    for name, old in before.items():
+        layer: Any = model.get_submodule(name)
+        if layer.cpu_linear is old:
+            layer.quant_method.process_weights_after_loading(layer)
+        if layer.cpu_linear is old:
+            raise WeightMismatch(f"vLLM still computes {name} with the weights it had before")
 
 
 def _synchronous(

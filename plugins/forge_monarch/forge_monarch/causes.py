@@ -7,19 +7,28 @@ import signal
 
 _KILLED = re.compile(r"Killed\(sig=(\d+)")
 _STOPPED = re.compile(r"Stopped\((?:exit_?code=)?(-?\d+)")
-_RANK = re.compile(r"\{[^{}]*?'procs': (\d+)/(\d+)")
+_RANK = re.compile(r"\{([^{}]*\d+/\d+[^{}]*)\}")
+_COORDINATE = re.compile(r"(\d+)/(\d+)")
+
+
+def failed_rank(report: str) -> int | None:
+    """Rank of the process that a report names by its coordinates, such as ``{'procs': 1/2}``."""
+    point = _RANK.search(report)
+    if point is None:
+        return None
+    rank = 0
+    for coordinate, size in _COORDINATE.findall(point[1]):
+        rank = rank * int(size) + int(coordinate)
+    return rank
 
 
 def describe(report: str) -> str:
-    """Why a replica failed: it was killed, ended by itself, or hangs."""
-    where = ""
-    if (rank := _RANK.search(report)) and rank[2] != "1":
-        where = f"rank {rank[1]}: "
+    """How a process failed: it was killed, ended by itself, or hangs."""
     if killed := _KILLED.search(report):
-        return f"{where}the process was killed by {signal.Signals(int(killed[1])).name}"
+        return f"was killed by {signal.Signals(int(killed[1])).name}"
     if stopped := _STOPPED.search(report):
-        return f"{where}the process ended with exit code {stopped[1]}"
+        return f"ended with exit code {stopped[1]}"
     if "timeout waiting" in report:
-        return f"{where}the process does not answer: it hangs, or its host is cut off"
+        return "does not answer: it hangs, or its host is cut off"
     lines = [line.strip() for line in report.splitlines() if line.strip()]
-    return where + (lines[-1] if lines else "it failed without a report")
+    return f"failed: {lines[-1]}" if lines else "failed without a report"

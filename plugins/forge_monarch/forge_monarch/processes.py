@@ -6,18 +6,24 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
+from forge_core import ReplicaDied
 from forge_core.processes.frames import dumps
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
+from forge_monarch.causes import describe, failed_rank
 from forge_monarch.hosts import Seat
 from forge_monarch.rank import Boot, Facts, Rank
-from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks
-from forge_monarch.wire import open_answer
+from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer
 
 HALT_LIMIT = 5.0
 """Seconds the processes of a replica may take to end before they are killed."""
+
+LOG_TAIL = 20
+"""Lines of a dead process's log that its error carries."""
 
 
 class Processes:
@@ -35,7 +41,9 @@ class Processes:
         self._key = key
         self._seat = seat
         self._spec = spec
+        self._per_host = spec.placement.procs // len(seat.hosts)
         self._facts: list[Facts] = []
+        self.label = f"replica {spec.index} of {spec.name}"
         self.meshes: list[str] = []
         """Names of the actor meshes, as failures are told of them."""
 
@@ -46,25 +54,24 @@ class Processes:
             SupervisionError: one did not start, or died.
             Exception: what the component's ``build`` raised.
         """
-        spec, procs = self._spec, self._spec.placement.procs
-        per_host = procs // len(self._seat.hosts)
+        spec = self._spec
         await self._owner.start_procs.call_one(
-            self._key, self._seat.mesh, per_host, f"{spec.name}{spec.index}"
+            self._key, self._seat.mesh, self._per_host, f"{spec.name}{spec.index}"
         )
         actors = await self._spawn(Rank)
+        boots = [self._boot(rank) for rank in range(len(actors))]
         self._facts = await asyncio.gather(
             *(
-                _resolve(actor.prepare.call_one(self._boot(rank, per_host)))
-                for rank, actor in enumerate(actors)
+                _finished(actor.prepare.call_one(boot))
+                for actor, boot in zip(actors, boots, strict=True)
             )
         )
-        address, port = self._seat.hosts[0].address, self._facts[0].free_port
-        if len(self._seat.hosts) == 1:
-            address = "127.0.0.1"
-        answers = await asyncio.gather(
-            *(_resolve(actor.build.call_one(address, port)) for actor in actors)
+        one_host = len(self._seat.hosts) == 1
+        address = "127.0.0.1" if one_host else self._seat.hosts[0].address
+        port = self._facts[0].free_port
+        component, *_ = await asyncio.gather(
+            *(answer(actor.build, address, port) for actor in actors)
         )
-        component, *_ = [open_answer(answer) for answer in answers]
         if isinstance(component, MonarchActor):
             return ActorRanks(
                 await self._spawn(component.actor, *component.args, **component.kwargs)
@@ -72,9 +79,9 @@ class Processes:
         return ComponentRanks(actors)
 
     async def end(self, *, kill: bool) -> None:
-        """End them, at once with ``kill``, and give their seat back."""
+        """End them; at once with ``kill``."""
         if kill:
-            await self._kill()
+            await self.kill()
         try:
             async with asyncio.timeout(HALT_LIMIT):
                 await self._owner.halt.call_one(self._key)
@@ -82,8 +89,28 @@ class Processes:
             pass
         finally:
             # Also what a process that ended well has left behind.
-            await self._kill()
-            self._seat.leave()
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Kill them with all that they have started. Safe on processes that are gone."""
+        for index, host in enumerate(self._seat.hosts):
+            first = index * self._per_host
+            ranks = self._facts[first : first + self._per_host]
+            with contextlib.suppress(TimeoutError):
+                await host.kill([facts.pid for facts in ranks])
+
+    def death(self, report: str) -> ReplicaDied:
+        """Monarch's report of a failure, as a person and the service want it."""
+        rank = failed_rank(report) or 0
+        named = self.label if len(self._facts) <= 1 else f"rank {rank} of {self.label}"
+        process = f" (process {self._facts[rank].pid})" if self._facts else ""
+        log = self._log(rank)
+        if log is None or not log.is_file():
+            return ReplicaDied(f"{named}{process} {describe(report)}")
+        return ReplicaDied(
+            f"{named}{process} {describe(report)}; its log: {log}",
+            log_tail=log.read_text(errors="replace").splitlines()[-LOG_TAIL:],
+        )
 
     async def _spawn(self, actor: type[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Spawn an actor in each process; a handle on each, in order of rank."""
@@ -92,32 +119,32 @@ class Processes:
         flat = mesh.flatten("rank")
         return [flat.slice(rank=rank) for rank in range(self._spec.placement.procs)]
 
-    def _boot(self, rank: int, per_host: int) -> Boot:
-        spec = self._spec
-        threads = os.environ.get("OMP_NUM_THREADS", "1")
-        devices = self._seat.devices[rank // per_host]
-        log = None
-        if spec.context.logs is not None:
-            spec.context.logs.mkdir(exist_ok=True)
-            log = str(spec.context.logs / f"{spec.name}-{spec.index}-rank{rank}.log")
+    def _boot(self, rank: int) -> Boot:
+        env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        devices = self._seat.devices[rank // self._per_host]
+        if devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        log = self._log(rank)
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            with log.open("a") as file:
+                file.write(f"--- rank {rank} of {self.label}: started {when}\n")
         return Boot(
             rank=rank,
-            local_rank=rank % per_host,
-            local_world_size=per_host,
-            env={"OMP_NUM_THREADS": threads, **devices, **spec.placement.env},
+            local_rank=rank % self._per_host,
+            local_world_size=self._per_host,
+            env=env,
             path=tuple(sys.path),
-            log=log,
-            spec=dumps(spec),
+            log=None if log is None else str(log),
+            spec=dumps(self._spec),
         )
 
-    async def _kill(self) -> None:
-        per_host = max(1, len(self._facts) // len(self._seat.hosts))
-        for index, host in enumerate(self._seat.hosts):
-            ranks = self._facts[index * per_host : (index + 1) * per_host]
-            with contextlib.suppress(TimeoutError):
-                await host.kill([facts.pid for facts in ranks])
+    def _log(self, rank: int) -> Path | None:
+        folder = self._spec.context.logs
+        return folder and folder / f"{self._spec.name}-{self._spec.index}-rank{rank}.log"
 
 
-async def _resolve(future: Any) -> Any:
+async def _finished(future: Any) -> Any:
     """Monarch's futures can be awaited, but are no coroutines."""
     return await future

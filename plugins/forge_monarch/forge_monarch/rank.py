@@ -16,10 +16,11 @@ from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
+from forge_core.processes.frames import dumps
 from forge_core.runtimes.host import ComponentHost, rank_environment
+from forge_core.runtimes.wire import pack_error
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
-from forge_monarch.wire import failure, success
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Facts:
 
 
 class Rank(Actor):
-    """Results are pickled pairs of ``wire``, so that a component's exception arrives as itself."""
+    """Answers with whether a call failed, and its pickled value or exception."""
 
     def __init__(self) -> None:
         self._host: ComponentHost | None = None
@@ -73,7 +74,7 @@ class Rank(Actor):
             return Facts(pid=os.getpid(), free_port=probe.getsockname()[1])
 
     @concurrent_endpoint
-    async def build(self, address: str, port: int) -> bytes:
+    async def build(self, address: str, port: int) -> tuple[bool, bytes]:
         """Build the component; ``address`` and ``port`` are where rank 0 can be reached.
 
         Answers with the component if it is a ``MonarchActor``, which lives beside this actor.
@@ -87,23 +88,25 @@ class Rank(Actor):
             )
             self._host = ComponentHost.build(spec, self._boot.rank)
             component = self._host.component
-            return success(component if isinstance(component, MonarchActor) else None)
+            return False, dumps(component if isinstance(component, MonarchActor) else None)
         except BaseException as error:
-            return failure(error)
+            return True, pack_error(error)
 
     @concurrent_endpoint
-    async def run(self, number: int, request: bytes) -> bytes:
+    async def run(self, number: int, request: bytes) -> tuple[bool, bytes]:
         """Call a method of the component; ``request`` is a pickled (method, args, kwargs)."""
         task = asyncio.current_task()
         assert task is not None
         self._running[number] = task
         try:
             assert self._host is not None
-            return success(await self._host.call(*pickle.loads(request)))
+            result = await self._host.call(*pickle.loads(request))
+            # Every rank makes the same call; the replica's result is rank 0's.
+            return False, dumps(result if self._boot.rank == 0 else None)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            return failure(error)
+            return True, pack_error(error)
         finally:
             del self._running[number]
 
@@ -115,14 +118,14 @@ class Rank(Actor):
             task.cancel()
 
     @concurrent_endpoint
-    async def close(self) -> bytes:
+    async def close(self) -> tuple[bool, bytes]:
         """Close the component."""
         try:
             if self._host is not None:
                 await self._host.close()
-            return success(None)
+            return False, dumps(None)
         except BaseException as error:
-            return failure(error)
+            return True, pack_error(error)
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()

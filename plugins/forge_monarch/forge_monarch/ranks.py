@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from monarch.actor import ActorError
 
 from forge_core.processes.frames import dumps
-from forge_monarch.wire import open_answer
+from forge_core.runtimes.wire import unpack_error
 
 
 class Ranks(Protocol):
@@ -38,15 +39,20 @@ class ComponentRanks:
     def call(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Coroutine[Any, Any, Any]]:
-        request = dumps((method, args, kwargs))
-        return [_answer(actor.run, number, request) for actor in self._actors]
+        try:
+            request = dumps((method, args, kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"{method}: its arguments cannot be sent to another process: {error}"
+            ) from error
+        return [answer(actor.run, number, request) for actor in self._actors]
 
     def cancel(self, number: int) -> None:
         for actor in self._actors:
             actor.forget.broadcast(number)
 
     def close(self) -> list[Coroutine[Any, Any, Any]]:
-        return [_answer(actor.close) for actor in self._actors]
+        return [answer(actor.close) for actor in self._actors]
 
 
 class ActorRanks:
@@ -64,11 +70,16 @@ class ActorRanks:
         """An endpoint runs to its end."""
 
     def close(self) -> list[Coroutine[Any, Any, Any]]:
-        return [_endpoint(actor, "close", (), {}) for actor in self._actors if _has_close(actor)]
+        closable = [actor for actor in self._actors if hasattr(actor, "close")]
+        return [_endpoint(actor, "close", (), {}) for actor in closable]
 
 
-async def _answer(endpoint: Any, *args: Any) -> Any:
-    return open_answer(await endpoint.call_one(*args))
+async def answer(endpoint: Any, *args: Any) -> Any:
+    """Call an endpoint of ``rank.Rank``: its value, or the component's exception raised here."""
+    failed, body = await endpoint.call_one(*args)
+    if failed:
+        raise unpack_error(body)
+    return pickle.loads(body)
 
 
 async def _endpoint(actor: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,7 +87,3 @@ async def _endpoint(actor: Any, method: str, args: tuple[Any, ...], kwargs: dict
         return await getattr(actor, method).call_one(*args, **kwargs)
     except ActorError as error:
         raise error.exception from error
-
-
-def _has_close(actor: Any) -> bool:
-    return hasattr(actor, "close")

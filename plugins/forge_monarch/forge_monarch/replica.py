@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
 from forge_core import ReplicaDied
-from forge_monarch.causes import describe
+from forge_core.runtimes.together import together
+from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
-
-GRACE = 5.0
-"""Seconds that the other ranks get to end a call after one of them raised."""
 
 CLOSE_LIMIT = 5.0
 """Seconds a component may take to close before its processes are killed."""
-
-
-class End(Protocol):
-    """Ends the processes of a replica."""
-
-    def __call__(self, *, kill: bool) -> Awaitable[None]: ...
 
 
 class MonarchReplica:
@@ -31,14 +23,14 @@ class MonarchReplica:
 
     Args:
         ranks: to call.
-        end: ends the processes, whatever state they are in, at once with ``kill=True``.
+        processes: that the ranks live in.
     """
 
-    def __init__(self, ranks: Ranks, end: End) -> None:
+    def __init__(self, ranks: Ranks, processes: Processes) -> None:
         self._ranks = ranks
-        self._end = end
+        self._processes = processes
         self._numbers = itertools.count()
-        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._death: asyncio.Future[ReplicaDied] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,58 +38,53 @@ class MonarchReplica:
 
         Raises:
             ReplicaDied: a process is gone or hangs, or the replica was stopped.
-            Exception: what the first rank to raise has raised. Ranks that do not come back within
-                the grace that follows cost the replica its life.
+            Exception: what the first rank raised that did.
         """
         if self._death.done():
-            raise ReplicaDied(self._death.result())
+            raise self._death.result()
         if self._stopping is not None:
-            raise ReplicaDied("stopped")
+            raise ReplicaDied(f"{self._processes.label} was stopped")
         number = next(self._numbers)
+        calls = [self._or_death(call) for call in self._ranks.call(number, method, args, kwargs)]
         try:
-            return await self._all_ranks(method, self._ranks.call(number, method, args, kwargs))
-        except SupervisionError as error:
-            self.die(describe(str(error)))
-            raise ReplicaDied(self._death.result()) from error
+            if len(calls) == 1:
+                return await calls[0]
+            return await self._on_all_ranks(calls, method)
         except ReplicaDied as death:
-            self.die(str(death))
+            self.die(death)
             raise
         except asyncio.CancelledError:
             self._ranks.cancel(number)
             raise
 
-    async def _all_ranks(self, method: str, calls: Sequence[Coroutine[Any, Any, Any]]) -> Any:
-        if len(calls) == 1:
-            return await calls[0]
-        tasks = [asyncio.ensure_future(call) for call in calls]
+    async def _on_all_ranks(self, calls: Sequence[Coroutine[Any, Any, Any]], method: str) -> Any:
+        answers = [asyncio.ensure_future(call) for call in calls]
         try:
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            failed = [rank for rank, task in enumerate(tasks) if task in done and task.exception()]
-            if not failed:
-                return tasks[0].result()
-            error = tasks[failed[0]].exception()
-            assert error is not None
-            if pending and not isinstance(error, SupervisionError | ReplicaDied):
-                _, stuck = await asyncio.wait(pending, timeout=GRACE)
-                if stuck:
-                    ranks = ", ".join(str(tasks.index(task)) for task in stuck)
-                    self.die(
-                        f"rank {failed[0]} raised {type(error).__name__} in {method}() and rank "
-                        f"{ranks} did not end the call within {GRACE:g} s"
-                    )
-            raise error
+            return await together(answers, self._processes.label, method, self.die)
         finally:
-            for task in tasks:
-                task.cancel()
+            for answer in answers:
+                answer.cancel()
 
-    def die(self, cause: str) -> None:
-        """Note that it is dead; only the first cause counts."""
+    async def _or_death(self, call: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await call
+        except SupervisionError as error:
+            self.failed(str(error))
+            raise self._death.result() from error
+
+    def failed(self, report: str) -> None:
+        """Monarch reports that a process failed."""
+        self.die(self._processes.death(report))
+
+    def die(self, death: ReplicaDied) -> None:
+        """It is lost, so all its processes are: kill what is left. Only the first cause counts."""
         if not self._death.done():
-            self._death.set_result(cause)
+            self._death.set_result(death)
+            self._killing = asyncio.ensure_future(self._processes.kill())
 
     async def wait_dead(self) -> str:
         """Return the cause once it is dead."""
-        return await asyncio.shield(self._death)
+        return str(await asyncio.shield(self._death))
 
     async def stop(self) -> None:
         """Close the component and end the processes.
@@ -118,6 +105,6 @@ class MonarchReplica:
                     await asyncio.gather(*self._ranks.close())
                 closed = True
         except SupervisionError as error:
-            self.die(describe(str(error)))
+            self.failed(str(error))
         finally:
-            await self._end(kill=not closed)
+            await self._processes.end(kill=not closed)

@@ -9,9 +9,7 @@ from typing import Any
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import this_proc
 
-from forge_core import RunFailed
 from forge_core.services.spec import ReplicaSpec
-from forge_monarch.causes import describe
 from forge_monarch.hosts import Hosts
 from forge_monarch.owner import FailureSink, Owner, listen, unlisten
 from forge_monarch.placement import hosts_of
@@ -43,28 +41,24 @@ class MonarchRuntime:
 
         Raises:
             UsageError: no such host, or more processes than devices.
-            RunFailed: the processes did not start, or died while they built the component.
+            RunFailed: a host cannot be reached.
+            ReplicaDied: a process did not start, or died while it built the component.
             Exception: what the component's ``build`` raised.
         """
-        placement = spec.placement
-        names = hosts_of(self._settings, spec.name, spec.index, placement.procs)
+        names = hosts_of(self._settings, spec.name, spec.index, spec.placement.procs)
         if self._owner is None:
             listen(self._name, self._sink(asyncio.get_running_loop()))
             self._owner = this_proc().spawn("forge_owner", Owner, self._name)
-        seat = await self._hosts.seat(names, placement.procs, with_gpus=placement.with_gpus)
+        seat = await self._hosts.seat(names, spec)
         processes = Processes(self._owner, str(next(self._keys)), seat, spec)
         try:
             ranks = await processes.start()
         except BaseException as error:
             await asyncio.shield(processes.end(kill=True))
             if isinstance(error, SupervisionError):
-                raise RunFailed(
-                    f"its processes did not start: {describe(str(error))}",
-                    component=f"{spec.selection.family} {spec.selection.name}",
-                    replica=spec.index,
-                ) from error
+                raise processes.death(str(error)) from error
             raise
-        replica = MonarchReplica(ranks, processes.end)
+        replica = MonarchReplica(ranks, processes)
         self._replicas.append(replica)
         self._by_mesh |= dict.fromkeys(processes.meshes, replica)
         return replica
@@ -91,4 +85,4 @@ class MonarchRuntime:
         # Each process also has a mesh of its logger, which fails with it and is none of ours.
         replica = self._by_mesh.get(mesh)
         if replica is not None:
-            replica.die(describe(report))
+            replica.failed(report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from forge_core.tensors.batch import PackedBatch
 from forge_titan import cpu
 from forge_titan.head import LogprobHead
 from forge_titan.model_spec import model_spec, padding_token
+from forge_titan.pipeline import Pipeline
 from forge_titan.ranks import Ranks
 from forge_titan.titan import (
     CompileConfig,
@@ -29,6 +30,9 @@ from forge_titan.titan import (
     set_spmd_backend,
 )
 from forge_titan.weights import load_weights
+
+Read = Callable[[int, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(index of a batch, its logprobs, its entropies) -> what to go backward from."""
 
 
 class Policy:
@@ -48,6 +52,8 @@ class Policy:
         self, folder: Path, dtype: torch.dtype, ranks: Ranks, distributed: DistributedSection
     ) -> None:
         self.ranks = ranks
+        self.dtype = dtype
+        self.dtype = dtype
         spec = model_spec(folder)
         self.config: Any = spec.model
         set_spmd_backend(ranks.parallelism.spmd_backend)
@@ -62,14 +68,16 @@ class Policy:
         )
         with torch.device("meta"), set_default_dtype(dtype):
             model = spec.model.build()
-        model = _spread(model, spec, dtype, ranks, distributed)
-        model.to_empty(device="cpu" if distributed.enable_cpu_offload else ranks.device)
-        with torch.no_grad():
-            model.init_weights(buffer_device=ranks.device)
-        _share_rope(model)
-        _skip_padding(model, padding_token(folder), ranks)
-        model._skip_lm_head = True
-        self.parts: list[Any] = [model]
+        self.shapes = {name: value.shape for name, value in model.state_dict().items()}
+        """Of the whole model's tensors, by TorchTitan's names."""
+        self.parts, self._pipeline = _spread(model, spec, dtype, ranks, distributed)
+        for part in self.parts:
+            part.to_empty(device="cpu" if distributed.enable_cpu_offload else ranks.device)
+            with torch.no_grad():
+                part.init_weights(buffer_device=ranks.device)
+            _share_rope(part)
+            _skip_padding(part, padding_token(folder), ranks)
+            part._skip_lm_head = True
         self.adapter: Any = spec.state_dict_adapter(spec.model, None)
         load_weights(self, folder)
 
@@ -88,32 +96,57 @@ class Policy:
         """TorchTitan's names and this rank's tensors, tied ones under both names."""
         return {name: value for part in self.parts for name, value in part.state_dict().items()}
 
-    def score(
-        self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logprobs, and entropies if asked for, of the N trained tokens.
+    @property
+    def has_head(self) -> bool:
+        """Whether this rank has the head, and so is handed scores."""
+        return self._pipeline is None or self._pipeline.last
+
+    def run(
+        self,
+        batches: Sequence[PackedBatch],
+        read: Read,
+        *,
+        train: bool,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> None:
+        """Score batches, and train on what is read from their scores. A collective.
 
         Args:
-            batch: on the model's device.
+            batches: on the model's device; equally many on every rank.
+            read: takes the logprobs of the N trained tokens of a batch and, if asked for, the
+                entropies of their next-token distributions in nats, in float32; called in order,
+                on the ranks that have the head.
+            train: go backward from what ``read`` returns; gradients add up.
             temperature: logits are divided by it.
-            with_entropy: of the next-token distributions, in nats.
-
-        Returns:
-            logprobs [N] and entropies [N] or None, in float32.
+            with_entropy: whether ``read`` wants entropies.
         """
+
+        def score(index: int, hidden: torch.Tensor) -> torch.Tensor:
+            batch = batches[index]
+            rows = gather_rows(local(hidden)[0], batch.targets - 1)
+            scores = self.parts[-1].lm_head(
+                rows, batch.tokens[batch.targets], temperature, with_entropy
+            )
+            return read(index, *scores)
+
+        if self._pipeline is not None and batches:
+            self._pipeline.run(batches, score, train=train)
+            return
+        for index, batch in enumerate(batches):
+            with torch.set_grad_enabled(train):
+                result = score(index, self._hidden(batch))
+            if train:
+                torch.autograd.backward(result)
+
+    def _hidden(self, batch: PackedBatch) -> torch.Tensor:
         (model,) = self.parts
-        hidden = model(
+        hidden: torch.Tensor = model(
             batch.tokens[None],
             positions=batch.positions[None],
             attention_masks=attention.plan(batch.lengths, batch.tokens.device),
         )
-        if isinstance(hidden, DTensor):
-            hidden = hidden.to_local()
-        rows = gather_rows(hidden[0], batch.targets - 1)
-        scores: tuple[torch.Tensor, torch.Tensor | None] = model.lm_head(
-            rows, batch.tokens[batch.targets], temperature, with_entropy
-        )
-        return scores
+        return hidden
 
     def release(self) -> None:
         """Free what FSDP keeps gathered after a forward pass without a backward pass.
@@ -140,7 +173,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _spread(
     model: Any, spec: Any, dtype: torch.dtype, ranks: Ranks, distributed: DistributedSection
-) -> Any:
+) -> tuple[list[Any], Pipeline | None]:
+    """This rank's parts of the model, and the pipeline that they are stages of, if any."""
     saving = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
     checkpointing = saving[distributed.activation_checkpoint]
     compiling = CompileConfig(enable=distributed.compile, components=["model"])
@@ -149,24 +183,30 @@ def _spread(
             checkpointing.build().apply(model)
         if distributed.compile:
             apply_compile(model, compile_config=compiling, parallel_dims=ranks.dims)
-        return model
+        return [model], None
     low = distributed.precision == "bf16" or dtype == torch.bfloat16
-    model = spec.parallelize_fn(
-        model,
-        parallel_dims=ranks.dims,
-        training=TrainingConfig(
+    how = {
+        "parallel_dims": ranks.dims,
+        "training": TrainingConfig(
             dtype=str(dtype).removeprefix("torch."),
             mixed_precision_param="bfloat16" if low else "float32",
             enable_cpu_offload=distributed.enable_cpu_offload,
         ),
-        parallelism=ranks.parallelism,
-        compile_config=compiling,
-        ac_config=checkpointing,
-        dump_folder="",
-    )
+        "parallelism": ranks.parallelism,
+        "compile_config": compiling,
+        "ac_config": checkpointing,
+        "dump_folder": "",
+    }
+    pipeline = None
+    if ranks.degrees.pipeline > 1:
+        pipeline = Pipeline(model, spec, how, ranks, torch.bfloat16 if low else dtype)
+        parts = pipeline.parts
+    else:
+        parts = [spec.parallelize_fn(model, **how)]
     if ranks.device.type == "cpu":
-        cpu.sum_gradients(model)
-    return model
+        for part in parts:
+            cpu.sum_gradients(part)
+    return parts, pipeline
 
 
 def _weight_only(sharding: Any) -> Any:

@@ -42,6 +42,11 @@ class Ranks:
         )
         """Whether modules are wrapped by FSDP2, which also does mixed precision and offloading."""
         self.device = _device(device, self.rank)
+        if distributed.enable_cpu_offload and self.device.type == "cpu":
+            raise UsageError(
+                "distributed.enable_cpu_offload: frees an accelerator's memory, and this trainer "
+                "runs on the CPU; leave it out"
+            )
         self._made_group = self.wraps and not dist.is_initialized()
         if self._made_group:
             self._join(offload=distributed.enable_cpu_offload)
@@ -78,6 +83,16 @@ class Ranks:
         values: list[Any] = [None] * mesh.size()
         dist.all_gather_object(values, value, group=mesh.get_group())
         return values
+
+    def from_stage(
+        self, stage: int, tensor: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The tensor that a rank of the pipeline gives, on all of them. A collective."""
+        group = self.mesh("pp").get_group()
+        if tensor is None:
+            tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.broadcast(tensor, group_src=stage, group=group)
+        return tensor
 
     def from_first(self, value: T) -> T:
         """What rank 0 gives, on every rank. A collective."""

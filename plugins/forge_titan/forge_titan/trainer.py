@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +33,8 @@ from forge_titan.sharing import lengths, share
 from forge_titan.state import load_state, save_state
 from forge_titan.titan import clip_grad_norm_
 from forge_titan.weights import hf_shards, hf_weights, load_weights, save_weights
+
+T = TypeVar("T")
 
 EMPTY = TrainSequence([0], [False])
 """What a rank with nothing to train on puts through the model, because the others wait for it."""
@@ -87,25 +89,29 @@ class TitanTrainer:
         losses, metrics = LossSums(), MetricSums(self.ranks.device)
         rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
         sequences = self._checked(micro_batches)
+        passes = self._passes(micro_batches)
+        if self.ranks.world_size == 1:  # nobody waits for a pass without anything to train on
+            passes = [p for p in passes if any(any(sequences[i].loss_mask) for i in p)]
+        batches = [pack([sequences[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
+        loss = self._loss
+
+        def read(index: int, logprobs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
+            if not passes[index]:
+                return logprobs.sum()
+            batch = batches[index].loss_batch
+            output = run_loss(loss, logprobs, batch, entropy)
+            losses.add(output, logprobs, batch)
+            metrics.add_all(output.metrics)
+            sampler = batch.fields.get(SAMPLER_LOGPROBS)
+            if sampler is not None:
+                add_mismatch(metrics, logprobs, sampler)
+            return output.sum
+
         try:
-            for indices in self._passes(micro_batches):
-                batch = pack([sequences[i] for i in indices] or [EMPTY], self.ranks.device)
-                if batch.targets.numel() == 0 and self.ranks.world_size == 1:
-                    continue
-                logprobs, entropy = self.policy.score(
-                    batch, temperature=temperature, with_entropy=with_entropy
-                )
-                if not indices:
-                    torch.autograd.backward(logprobs.sum())
-                    continue
-                output = run_loss(self._loss, logprobs, batch.loss_batch, entropy)
-                torch.autograd.backward(output.sum)
-                losses.add(output, logprobs, batch.loss_batch)
-                metrics.add_all(output.metrics)
-                sampler = batch.loss_batch.fields.get(SAMPLER_LOGPROBS)
-                if sampler is not None:
-                    add_mismatch(metrics, logprobs, sampler)
-            total, count, metrics = self._over_ranks(losses, metrics)
+            self.policy.run(
+                batches, read, train=True, temperature=temperature, with_entropy=with_entropy
+            )
+            total, count, means = self._over_ranks(losses, metrics)
             norm = self._update(total, count)
         finally:
             self.optimizers.zero_grad()
@@ -119,7 +125,7 @@ class TitanTrainer:
             learning_rate=rate,
             tokens=sum(len(sequence.tokens) for sequence in sequences),
             trained_tokens=sum(sum(sequence.loss_mask) for sequence in sequences),
-            metrics=metrics.means(),
+            metrics=means,
         )
 
     async def logprobs(
@@ -133,19 +139,23 @@ class TitanTrainer:
         if model is None:
             raise UsageError("logprobs of the reference were asked for before hold_reference")
         self._checked([sequences])
+        bare = [TrainSequence(s.tokens, s.loss_mask) for s in sequences]
+        passes = self._passes([sequences])
+        batches = [pack([bare[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
         found: dict[int, list[float]] = {}
-        for indices in self._passes([sequences]):
-            given = [TrainSequence(sequences[i].tokens, sequences[i].loss_mask) for i in indices]
-            batch = pack(given or [EMPTY], self.ranks.device)
-            with torch.no_grad():
-                values, _ = model.score(batch, temperature=temperature)
+
+        def read(index: int, values: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
+            batch = batches[index]
             whole = torch.zeros(batch.tokens.numel(), device=self.ranks.device)
             whole[batch.targets] = values.float()
             rows = torch.split(whole, list(batch.lengths))
-            found |= {i: row.tolist() for i, row in zip(indices, rows, strict=False)}
+            found.update((i, row.tolist()) for i, row in zip(passes[index], rows, strict=False))
+            return values
+
+        model.run(batches, read, train=False, temperature=temperature)
         model.release()
         merged: dict[int, list[float]] = {}
-        for part in self.ranks.gather(found, "batch"):
+        for part in self.ranks.gather(self._from_head(found), "batch"):
             merged |= part
         return [merged[index] for index in range(len(sequences))]
 
@@ -203,21 +213,36 @@ class TitanTrainer:
         return sequences
 
     def _passes(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[int]]:
-        """Indices of the sequences of each forward pass of this rank."""
+        """Indices of the sequences of each forward pass of this rank.
+
+        A pipeline is handed two passes for each of its ranks or more, to keep all of them busy.
+        """
+        pipeline = self.ranks.degrees.pipeline
+        each = 2 * pipeline if pipeline > 1 else 1
         shares = share(
             lengths(micro_batches),
-            self.ranks.degrees.data,
+            self.ranks.degrees.data * each,
             self.settings.max_tokens_per_micro_batch,
         )
-        return shares[self.ranks.data_rank]
+        first = self.ranks.data_rank * each
+        return [indices for passes in shares[first : first + each] for indices in passes]
 
-    def _over_ranks(self, losses: LossSums, metrics: MetricSums) -> tuple[float, float, MetricSums]:
-        """Loss, count and metrics of all data-parallel ranks.
+    def _from_head(self, value: T) -> T:
+        """What the rank with the head gives, on each rank of its pipeline. A collective."""
+        gathered = self.ranks.gather((self.policy.has_head, value), "pp")
+        return next(given for has_head, given in gathered if has_head)
+
+    def _over_ranks(
+        self, losses: LossSums, metrics: MetricSums
+    ) -> tuple[float, float, dict[str, float]]:
+        """Loss, count and mean metrics of all data-parallel ranks.
 
         Raises:
             RunFailed: a rank's loss is not finite.
         """
-        mine = (losses.total, losses.count, losses.trouble(), metrics.sums, metrics.maxima)
+        mine = self._from_head(
+            (losses.total, losses.count, losses.trouble(), metrics.sums, metrics.maxima)
+        )
         total = count = 0.0
         merged = MetricSums()
         for rank_total, rank_count, trouble, sums, maxima in self.ranks.gather(mine, "batch"):
@@ -228,7 +253,7 @@ class TitanTrainer:
                 merged.add(name, value, weight)
             for name, value in maxima.items():
                 merged.add_max(name, value)
-        return total, count, merged
+        return total, count, merged.means()
 
     def _update(self, total: float, count: float) -> float:
         """Turn the gradient of the summed loss into that of its mean, clip it and step.

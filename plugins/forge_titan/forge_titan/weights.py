@@ -31,7 +31,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
     Raises:
         DataError: a tensor lacks, has another shape, or has no place in the model: names it.
     """
-    wanted = {name: hf_shapes(policy, name, value.shape) for name, value in policy.state().items()}
+    wanted = {name: hf_shapes(policy, name, shape) for name, shape in policy.shapes.items()}
     with ExitStack() as stack:
         stored = _open(folder, stack)
         _check(folder, {k: s for shapes in wanted.values() for k, s in shapes.items()}, stored)
@@ -46,8 +46,15 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 def hf_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     """Hugging Face names and whole tensors, on every rank; a collective for each tensor."""
-    for name, value in policy.state().items():
+    state = policy.state()
+    stages = policy.ranks.gather(set(state), "pp")
+    for name in policy.shapes:
+        value = state.get(name)
         whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if len(stages) > 1:
+            owner = next(stage for stage, names in enumerate(stages) if name in names)
+            whole = policy.ranks.from_stage(owner, whole, policy.shapes[name], policy.dtype)
+        assert whole is not None
         yield from policy.adapter.to_hf({name: whole}).items()
 
 
@@ -93,7 +100,9 @@ def save_weights(policy: Policy, source: Path, folder: Path) -> None:
     if first:
         write()
         _name_files(folder, files, total)
-        shutil.copyfile(source / "config.json", folder / "config.json")
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config["dtype"] = str(policy.dtype).removeprefix("torch.")
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         if (source / "generation_config.json").is_file():
             shutil.copyfile(source / "generation_config.json", folder / "generation_config.json")
 

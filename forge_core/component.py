@@ -48,6 +48,7 @@ class Component(Generic[T_co]):
             yet (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
+        one_process: for transports, whether all ends must live in the controller's process.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Component(Generic[T_co]):
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
+    one_process: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,10 +81,19 @@ class RunInterrupted(ForgeError):
 
 
 class ReplicaDied(ForgeError):
-    """A replica's process is gone. Raised by a runtime; a service answers by retrying elsewhere."""
+    """A replica's process is gone. Raised by a runtime; a service answers by retrying elsewhere.
 
-    def __init__(self, message: str, *, replica: int | None = None) -> None:
+    Args:
+        message: what happened, one line.
+        replica: index of the replica.
+        log_tail: last lines of that process's log.
+    """
+
+    def __init__(
+        self, message: str, *, replica: int | None = None, log_tail: Sequence[str] = ()
+    ) -> None:
         self.replica = replica
+        self.log_tail = tuple(log_tail)
         super().__init__(message)
 
 

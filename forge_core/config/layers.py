@@ -68,6 +68,11 @@ def default_layer() -> Layer:
     return _builtin(DEFAULTS, "default")
 
 
+def process_layer() -> Layer:
+    """What else is the default where an end of the transport lives in another process."""
+    return _builtin({"transport": {"use": "shm"}}, "default")
+
+
 def recipe_layer(recipe: str, section_defaults: Mapping[str, Any]) -> Layer:
     """What a recipe's settings class says other sections default to.
 

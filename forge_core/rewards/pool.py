@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
 from forge_core.errors import RunFailed, UsageError
-from forge_core.rewards.frames import dumps, pack
+from forge_core.processes.frames import dumps
+from forge_core.rewards.frames import pack
 from forge_core.rewards.process import ProcessLost, Result, RewardProcess
 from forge_core.types import Episode, RewardSample
 from forge_core.watchdog import EventSink, Watchdog, caller

@@ -6,25 +6,20 @@ import contextlib
 import os
 import pickle
 import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge_core.errors import ForgeError
-from forge_core.rewards.frames import LENGTH, RECORD, frame
+from forge_core.processes.child import Child
+from forge_core.processes.frames import LENGTH, frame
+from forge_core.rewards.frames import RECORD
 
 Result = float | str
 """A sample's reward, or why there is none."""
 
 START_LIMIT = 120.0
 """Seconds a process may take to import and build its rewards, and to take a batch over."""
-
-
-# -P: the working directory is no place to import from unless it is one here.
-_OPTIONS = ("-P", "-X", "faulthandler")
 
 
 class ProcessLost(Exception):
@@ -42,27 +37,23 @@ class RewardProcess:
     def __init__(self, opening: bytes, log: Path | None) -> None:
         self._opening = opening
         self._buffer = bytearray()
-        lifeline, self._lifeline = os.pipe()
         commands, self._commands = os.pipe()
         self._results, results = os.pipe()
         self._closed = False
         with contextlib.ExitStack() as stack:
-            for theirs in (lifeline, commands, results):
+            for theirs in (commands, results):
                 stack.callback(os.close, theirs)
-            self._process = subprocess.Popen(
-                [sys.executable, *_OPTIONS, "-m", "forge_core.rewards.worker", str(lifeline)],
+            self._child = Child(
+                "forge_core.rewards.worker",
                 stdin=commands,
                 stdout=results,
                 stderr=None if log is None else stack.enter_context(log.open("ab")),
-                pass_fds=(lifeline,),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                start_new_session=True,
             )
         os.set_blocking(self._commands, False)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def wait_ready(self) -> None:
         """Block until every reward is built.
@@ -104,18 +95,13 @@ class RewardProcess:
 
     def kill(self) -> None:
         """Kill the process and all it has started; a thread blocked on it gets ``ProcessLost``."""
-        if not self._closed:
-            # The session, because what the process started may live on after it.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._child.kill()
 
     def close(self) -> None:
         """Kill it and give its pipes back. Not while a thread uses it. Safe to call twice."""
-        self.kill()
+        self._child.close()
         if not self._closed:
             self._closed = True
-            self._process.wait()
-            os.close(self._lifeline)
             os.close(self._commands)
             os.close(self._results)
 
@@ -147,12 +133,4 @@ class RewardProcess:
 
     def _end(self) -> str:
         """How the process ended, in words."""
-        try:
-            code = self._process.wait(timeout=5.0)
-        except subprocess.TimeoutExpired:
-            return "the process closed its channel"
-        if code < 0 or code > 128:
-            number = -code if code < 0 else code - 128
-            with contextlib.suppress(ValueError):
-                return f"the process was killed by {signal.Signals(number).name}"
-        return f"the process ended with exit code {code}"
+        return f"the process {self._child.end() or 'closed its channel'}"

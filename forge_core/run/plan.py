@@ -57,6 +57,37 @@ def check_components(stage: StageConfig) -> None:
             )
 
 
+def check_transport(stage: StageConfig, runtime: str) -> None:
+    """Both ends of the transport can reach each other.
+
+    Raises:
+        UsageError: the transport works within one process, and an end lives in another.
+    """
+    transport = stage.transport
+    if transport is None or not transport.component.one_process:
+        return
+    ends = (("generator", stage.generator_placement), ("trainer", stage.trainer_placement))
+    away = [
+        f"{section}.{key}"
+        for section, placement in ends
+        for key, moves in (
+            ("procs", placement.procs > 1),
+            ("isolate", placement.isolate),
+            ("with_gpus", placement.with_gpus),
+            ("env", bool(placement.env)),
+        )
+        if moves
+    ]
+    if runtime != "local":
+        away = ["runtime.use", *away]
+    if away:
+        raise UsageError(
+            f"transport.use: transport {transport.name!r} works within one process, and "
+            f"{', '.join(away)} put an end of it into another (stage {stage.name!r}); use "
+            "--transport shm on one host"
+        )
+
+
 def usable_loss(stage: StageConfig) -> UsageError | None:
     """Why the stage's recipe cannot use the stage's loss, or None if it can."""
     assert stage.loss is not None

@@ -21,7 +21,13 @@ from forge_core.run.broadcast import Broadcast
 from forge_core.run.checkpoint import CheckpointStore, RunState
 from forge_core.run.folder import RunFolder
 from forge_core.run.interrupt import StopRequest
-from forge_core.run.plan import check_components, check_loss, check_requirements, early_context
+from forge_core.run.plan import (
+    check_components,
+    check_loss,
+    check_requirements,
+    check_transport,
+    early_context,
+)
 from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
 from forge_core.watchdog import Watchdog, caller
 
@@ -71,6 +77,7 @@ class RunSession:
         if stage.loss is not None:
             check_loss(stage, recipe, stage.loss.build(context))
         check_components(stage)
+        check_transport(stage, self.config.runtime.name)
         length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
         if stage.eval_dataset is not None:
             self.dataset(stage, "eval_dataset")

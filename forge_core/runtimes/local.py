@@ -1,7 +1,8 @@
-"""Runtime ``local``: replicas are objects in this process, called on its event loop.
+"""Runtime ``local``: replicas are objects in this process, called on its event loop, or processes
+of their own on this host where the config asks for that.
 
-A debugger steps through a whole run: no process, no thread and no task stands between a recipe
-and a component.
+With objects a debugger steps through a whole run: no process, no thread and no task stands between
+a recipe and a component.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from forge_core.errors import ReplicaDied, UsageError
+from forge_core.errors import ReplicaDied
+from forge_core.runtimes.devices import DeviceTable, visible_devices
 from forge_core.runtimes.host import ComponentHost
+from forge_core.runtimes.process import ProcessReplica
 from forge_core.services.spec import ReplicaSpec
 
 
@@ -51,24 +54,25 @@ class LocalReplica:
 
 
 class LocalRuntime:
-    """Builds components in this process."""
+    """Builds components in this process, or in processes of their own where the placement says so:
+    ``procs`` above 1, ``isolate``, ``with_gpus`` or ``env``."""
 
     def __init__(self) -> None:
-        self._replicas: list[LocalReplica] = []
+        self._replicas: list[LocalReplica | ProcessReplica] = []
+        self._devices = DeviceTable(visible_devices())
 
-    async def spawn(self, spec: ReplicaSpec) -> LocalReplica:
+    async def spawn(self, spec: ReplicaSpec) -> LocalReplica | ProcessReplica:
         """Build the component.
 
         Raises:
-            UsageError: more than one process is asked for.
+            UsageError: more devices are asked for than there are, or the component cannot be sent
+                to another process.
         """
-        if spec.placement.procs > 1:
-            raise UsageError(
-                f"{spec.name}: runtime 'local' has one process for each replica, not "
-                f"{spec.placement.procs}; "
-                "use runtime 'monarch' for more"
-            )
-        replica = LocalReplica(ComponentHost.build(spec))
+        replica: LocalReplica | ProcessReplica
+        if spec.placement.own_processes:
+            replica = await ProcessReplica.start(spec, self._devices.assign(spec))
+        else:
+            replica = LocalReplica(ComponentHost.build(spec))
         self._replicas.append(replica)
         return replica
 

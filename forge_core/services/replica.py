@@ -46,7 +46,7 @@ class LiveReplica:
                 raise
             raise ReplicaDied(self.cause or "died", replica=self.index) from None
         except ReplicaDied as death:
-            raise ReplicaDied(str(death), replica=self.index) from death
+            raise ReplicaDied(str(death), replica=self.index, log_tail=death.log_tail) from death
         except Exception as error:
             error.add_note(f"in {method}() on replica {self.index}")
             raise

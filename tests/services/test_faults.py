@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from forge_core import FanoutError, ReplicaDied, RunFailed, UsageError
+from forge_core import FanoutError, ReplicaDied, RunFailed
 from forge_core.services import Health
 
 
@@ -142,11 +142,6 @@ async def test_a_failing_start_stops_what_was_started(site, start):
         "generator worker (replica 1): could not be built: OSError: no space left on device"
     )
     assert sorted(site.journal) == ["close 0", "close 2"]
-
-
-async def test_the_local_runtime_refuses_more_processes_and_names_the_one_that_can(start):
-    with pytest.raises(UsageError, match="not 4; use runtime 'monarch' for more"):
-        await start(procs=4)
 
 
 async def test_close_stops_everything_once_and_may_be_called_again(site, start):

@@ -43,6 +43,7 @@ MEMORY = Component(
     settings=MemorySettings,
     build=build_memory,
     summary="weights copied once, within one process",
+    one_process=True,
 )
 SHM = Component(
     name="shm",

@@ -1,0 +1,87 @@
+"""The parent's end of a child process: start it, kill it with all it started, say how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+# -P: the working directory is no place to import from unless it is one here.
+_OPTIONS = ("-P", "-X", "faulthandler")
+
+
+class Child:
+    """A Python module run in a session of its own, that ends when this process does.
+
+    Its ``main`` calls ``forge_core.processes.supervision.divide`` first of all.
+
+    Args:
+        module: run as ``python -m module LIFELINE [argument ...]``.
+        arguments: what follows.
+        stdin: the child's standard input; ours is left open.
+        stdout: the child's standard output; None: ours.
+        stderr: the child's standard error; None: ours.
+        env: variables beside those of this process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        stdin: int | IO[bytes],
+        stdout: int | IO[bytes] | None,
+        stderr: int | IO[bytes] | None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.lifeline, theirs = socket.socketpair()
+        """Readable (at its end) once the child is gone; the child sees the same of us."""
+        self._closed = False
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, *_OPTIONS, "-m", module, str(theirs.fileno()), *arguments],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the child, and of the session that it leads."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Kill the child and all it has started. Safe to call twice."""
+        if not self._closed:
+            # The session, because what the child started may live on after it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it and wait until it is gone. Safe to call twice."""
+        self.kill()
+        if not self._closed:
+            self._closed = True
+            self._process.wait()
+            self.lifeline.close()
+
+    def end(self, limit: float = 5.0) -> str | None:
+        """How it ended, such as ``was killed by SIGKILL``; None if it is still there after
+        ``limit`` seconds."""
+        try:
+            code = self._process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return None
+        if code < 0 or code > 128:
+            number = -code if code < 0 else code - 128
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(number).name}"
+        return f"ended with exit code {code}"

@@ -1,0 +1,69 @@
+"""The child's end: a process that does not outlive its parent, and takes with it what it started.
+
+Two processes in a session of their own. The outer one runs no foreign code, so that nothing keeps
+it from killing the whole session once the parent is gone, kill -9 included. The inner one does the
+work.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def divide(lifeline: int, channels: Sequence[int]) -> None:
+    """Become the inner of two processes. Returns in the inner one alone.
+
+    Args:
+        lifeline: descriptor of a socket whose other end the parent holds; neither ever writes.
+        channels: descriptors of the inner process, that the outer one must not hold open.
+    """
+    parent = os.getppid()
+    inner = os.fork()
+    if inner:
+        for channel in channels:
+            os.close(channel)
+        _supervise(inner, parent, lifeline)
+    os.close(lifeline)
+    _die_with_parent()
+
+
+def take_over_stdin() -> int:
+    """Keep standard input for ourselves, as a channel: foreign code reads nothing from it."""
+    channel = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return channel
+
+
+def _supervise(inner: int, parent: int, lifeline: int) -> NoReturn:
+    """End as the inner process ends; end everything when the parent ends."""
+
+    def watch() -> None:
+        # A fork of the parent may hold the lifeline open, hence the second condition.
+        while os.getppid() == parent and not select.select([lifeline], [], [], 1.0)[0]:
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _, status = os.waitpid(inner, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill us when the outer process is killed alone (out of memory, say)."""
+    outer = os.getppid()
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != outer:
+        os._exit(1)

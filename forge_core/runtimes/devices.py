@@ -1,0 +1,65 @@
+"""Which of this host's GPUs the ranks of a replica see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge_core.errors import UsageError
+from forge_core.services.spec import ReplicaSpec
+
+
+def visible_devices() -> tuple[str, ...]:
+    """The CUDA devices this process may use, as ``CUDA_VISIBLE_DEVICES`` would list them.
+
+    Counted from the driver's device files, so that no CUDA context is made and torch not imported.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
+        return tuple(name for name in names if name and name != "-1")
+    count = sum(file.name.removeprefix("nvidia").isdigit() for file in Path("/dev").glob("nvidia*"))
+    return tuple(str(index) for index in range(count))
+
+
+class DeviceTable:
+    """Gives each replica devices of its own; a replica that is started again gets the same ones.
+
+    Args:
+        devices: of this host.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._taken: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def assign(self, spec: ReplicaSpec) -> tuple[str, ...]:
+        """The devices of a replica, one for each rank; none unless its placement wants them.
+
+        Raises:
+            UsageError: there are too few, with the arithmetic.
+        """
+        if not spec.placement.with_gpus:
+            return ()
+        key = (spec.name, spec.index)
+        wanted = spec.placement.procs
+        if len(self._taken.get(key, ())) != wanted:
+            self._taken.pop(key, None)
+            used = {device for devices in self._taken.values() for device in devices}
+            free = [device for device in self._devices if device not in used]
+            if len(free) < wanted:
+                raise UsageError(self._too_few(spec, len(free)))
+            self._taken[key] = tuple(free[:wanted])
+        return self._taken[key]
+
+    def _too_few(self, spec: ReplicaSpec, free: int) -> str:
+        others: dict[str, int] = {}
+        for (name, _), devices in self._taken.items():
+            others[name] = others.get(name, 0) + len(devices)
+        taken = ", ".join(f"{count} with {name}" for name, count in others.items())
+        return (
+            f"{spec.name}.with_gpus: replica {spec.index} needs {spec.placement.procs} GPUs (one "
+            f"for each of its procs) and {free} are free: this host has {len(self._devices)}"
+            + (f", of which {taken}" if taken else "")
+        )

@@ -1,0 +1,235 @@
+"""A replica whose ranks are processes of their own on this host; called and ended as one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from typing import Any, Self
+
+from forge_core.errors import ForgeError, ReplicaDied, RunFailed, UsageError
+from forge_core.processes.frames import dumps
+from forge_core.runtimes.host import rank_environment
+from forge_core.runtimes.rank import RankProcess, seen
+from forge_core.runtimes.wire import BUILDING, Kind, Message
+from forge_core.services.spec import ReplicaSpec
+
+GRACE = 5.0
+"""Seconds that the other ranks get to finish a call after one has raised; they may be waiting for
+it in a collective."""
+
+STOP_LIMIT = 8.0
+"""Seconds that ranks get to close their components before they are killed."""
+
+
+class ProcessReplica:
+    """A component on one or more ranks. A call is made on every rank; rank 0's result is returned.
+
+    The first rank that raises decides the error. When the others do not finish within ``GRACE``
+    they are killed, and the replica with them.
+    """
+
+    def __init__(self, label: str, ranks: list[RankProcess]) -> None:
+        self._label = label
+        self._ranks = ranks
+        self._numbers = itertools.count(BUILDING + 1)
+        self._death: asyncio.Future[ReplicaDied] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+        for rank in ranks:
+            rank.death.add_done_callback(self._rank_died)
+
+    @classmethod
+    async def start(cls, spec: ReplicaSpec, devices: tuple[str, ...] = ()) -> Self:
+        """Start the ranks and have each build its component.
+
+        Args:
+            spec: of the replica.
+            devices: CUDA devices that the ranks see; empty: whatever this process sees.
+
+        Raises:
+            UsageError: the component cannot be sent to another process.
+            ReplicaDied: a rank's process ended while it was building.
+            Exception: what the first rank raised that could not be built.
+        """
+        label = f"replica {spec.index} of {spec.name}"
+        procs = spec.placement.procs
+        environment = {**_thread_environment(spec)}
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        port = _free_port()
+        ranks: list[RankProcess] = []
+        replica: Self | None = None
+        try:
+            for number in range(procs):
+                log = spec.context.logs
+                ranks.append(
+                    RankProcess(
+                        f"rank {number} of {label}" if procs > 1 else label,
+                        _opening(spec, number),
+                        {**environment, **rank_environment(spec, number, "127.0.0.1", port)},
+                        log / f"{spec.name}-{spec.index}-rank{number}.log" if log else None,
+                    )
+                )
+            replica = cls(label, ranks)
+            built: list[asyncio.Future[None]] = [
+                asyncio.ensure_future(rank.start()) for rank in ranks
+            ]
+            for task in built:
+                task.add_done_callback(seen)
+            await replica._all(built, "building")
+        except BaseException:
+            for rank in ranks:
+                rank.release()
+            raise
+        return replica
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method on every rank.
+
+        Raises:
+            ReplicaDied: a rank's process is gone, or goes before it has answered.
+            Exception: what the first rank raised that did.
+        """
+        if self._stopping:
+            raise ReplicaDied(f"{self._label} was stopped")
+        number = next(self._numbers)
+        try:
+            body = dumps((method, args, kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"{method}: its arguments cannot be sent to another process: {error}"
+            ) from error
+        message = Message(Kind.CALL, number, body)
+        try:
+            return await self._all([rank.begin(message) for rank in self._ranks], method)
+        finally:
+            for rank in self._ranks:
+                rank.abandon(number)
+
+    async def wait_dead(self) -> str:
+        """Return the cause once a rank is gone."""
+        return str(await asyncio.shield(self._death))
+
+    async def stop(self) -> None:
+        """Have every rank close its component and end; kill what has not within ``STOP_LIMIT``.
+
+        Raises:
+            RunFailed: a rank had to be killed.
+            Exception: what closing a component raised.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        number = next(self._numbers)
+        try:
+            if self._death.done():
+                return
+            answers = [rank.begin(Message(Kind.STOP, number)) for rank in self._ranks]
+            ended: list[asyncio.Future[Any]] = [rank.death for rank in self._ranks]
+            await asyncio.wait([*answers, *ended], timeout=STOP_LIMIT)
+            for answer in answers:
+                if answer.done():
+                    answer.result()
+            late = [rank.label for rank in self._ranks if not rank.death.done()]
+            if late:
+                raise RunFailed(f"{', '.join(late)} did not end within {STOP_LIMIT:g} s")
+        finally:
+            for rank in self._ranks:
+                rank.release()
+
+    async def _all(self, answers: list[asyncio.Future[Any]], doing: str) -> Any:
+        """The answer of rank 0 once every rank has given one, or the error of the first that
+        raised."""
+        order: list[asyncio.Future[Any]] = []
+        for answer in answers:
+            answer.add_done_callback(order.append)
+        await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        errors = _errors(answers)
+        if not errors:
+            return answers[0].result()
+        if len(errors) < len(answers):
+            await asyncio.wait(answers, timeout=GRACE)
+            errors = _errors(answers)
+        first = min(errors, key=lambda rank: order.index(answers[rank]))
+        error = errors[first]
+        words = _words(error)
+        for died in errors.values():
+            if isinstance(died, ReplicaDied):
+                # What the others say is that they lost it.
+                self._end(died)
+                raise died
+        alike = len(errors) == len(answers) and len({_words(e) for e in errors.values()}) == 1
+        if not alike:
+            _name_rank(error, f"rank {first} of {self._label}")
+        if any(not answer.done() for answer in answers):
+            self._end(
+                ReplicaDied(
+                    f"rank {first} of {self._label} failed in {doing} and the others waited for "
+                    f"it: {words}"
+                )
+            )
+        raise error
+
+    def _rank_died(self, death: asyncio.Future[ReplicaDied]) -> None:
+        if not self._stopping:
+            self._end(death.result())
+
+    def _end(self, death: ReplicaDied) -> None:
+        """One rank is lost, so all are: kill the others."""
+        if self._death.done():
+            return
+        self._death.set_result(death)
+        for rank in self._ranks:
+            rank.kill(str(death))
+
+
+def _opening(spec: ReplicaSpec, rank: int) -> bytes:
+    try:
+        return dumps((spec, rank))
+    except Exception as error:
+        raise UsageError(
+            f"{spec.name}: {spec.selection.family} {spec.selection.name} cannot be sent to a "
+            f"process of its own: {error}; its settings and what its build function refers to "
+            "must be picklable"
+        ) from error
+
+
+def _thread_environment(spec: ReplicaSpec) -> dict[str, str]:
+    """An even share of the cores for each process of the service, where nobody said otherwise."""
+    processes = spec.placement.replicas * spec.placement.procs
+    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _errors(answers: list[asyncio.Future[Any]]) -> dict[int, Exception]:
+    """Rank -> what it raised, of those that did."""
+    return {
+        rank: error
+        for rank, answer in enumerate(answers)
+        if answer.done() and isinstance(error := answer.exception(), Exception)
+    }
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _name_rank(error: Exception, rank: str) -> None:
+    """Say which rank it was, where the message of the exception can be changed."""
+    if (
+        isinstance(error, ForgeError | RuntimeError | ValueError | TypeError)
+        and len(error.args) == 1
+        and isinstance(error.args[0], str)
+    ):
+        error.args = (f"{rank}: {error.args[0]}",)
+    else:
+        error.add_note(f"raised on {rank}")

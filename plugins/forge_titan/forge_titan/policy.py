@@ -53,7 +53,6 @@ class Policy:
     ) -> None:
         self.ranks = ranks
         self.dtype = dtype
-        self.dtype = dtype
         spec = model_spec(folder)
         self.config: Any = spec.model
         set_spmd_backend(ranks.parallelism.spmd_backend)

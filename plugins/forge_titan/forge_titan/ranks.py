@@ -17,6 +17,12 @@ from forge_titan.titan import ParallelDims, ParallelismConfig
 
 T = TypeVar("T")
 
+_members = 0
+"""Trainers of this process that use torch's default process group, of which there is one only."""
+
+_made_here = False
+"""Whether it was one of them that made it."""
+
 
 class Ranks:
     """The ranks that train together, seen from one of them.
@@ -47,8 +53,8 @@ class Ranks:
                 "distributed.enable_cpu_offload: frees an accelerator's memory, and this trainer "
                 "runs on the CPU; leave it out"
             )
-        self._made_group = self.wraps and not dist.is_initialized()
-        if self._made_group:
+        self._in_group = False
+        if self.wraps:
             self._join(offload=distributed.enable_cpu_offload)
         self.parallelism = ParallelismConfig(
             data_parallel_replicate_degree=self.degrees.replicate,
@@ -103,12 +109,26 @@ class Ranks:
         return box[0]
 
     def close(self) -> None:
-        """Leave the process group, if this object made it."""
-        if self._made_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._made_group = False
+        """Leave the process group; the last to leave one that was made here ends it."""
+        global _members, _made_here
+        if not self._in_group:
+            return
+        self._in_group = False
+        _members -= 1
+        if _members == 0 and _made_here:
+            _made_here = False
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
     def _join(self, offload: bool) -> None:
+        global _members, _made_here
+        if not dist.is_initialized():
+            self._make_group(offload)
+            _made_here = True
+        _members += 1
+        self._in_group = True
+
+    def _make_group(self, offload: bool) -> None:
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import gc
+import logging
+from pathlib import Path
 
-from forge_core import Selection
+import pytest
+import torch
+
+from forge_core import BuildContext, Selection
+from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.protocols import Trainer
-from forge_core.testing.conformance.trainer import TrainerConformance
+from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_titan.settings import TRAINER, TitanTrainerSettings
+from forge_titan.trainer import TitanTrainer
 
 
 def _selection(**settings: object) -> Selection[Trainer]:
@@ -19,3 +26,68 @@ class TestTitan(TrainerConformance):
     @pytest.fixture
     def selection(self) -> Selection[Trainer]:
         return _selection()
+
+    async def test_the_host_process_stays_as_it_was(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        """TorchTitan's own trainer turns garbage collection off and takes the root logger."""
+
+        def state() -> tuple[object, ...]:
+            root = logging.getLogger()
+            return (
+                gc.isenabled(),
+                torch.autograd.is_multithreading_enabled(),
+                torch.get_default_dtype(),
+                torch.is_grad_enabled(),
+                root.level,
+                tuple(root.handlers),
+            )
+
+        before = state()
+        trainer = await make(distributed=DistributedSection(precision="bf16"))
+        await trainer.train_step([make_sequences(model_folder)])
+        await trainer.close()
+        assert state() == before
+
+    async def test_one_process_in_float32_needs_no_process_group(self, make: MakeTrainer) -> None:
+        await make()
+        assert not torch.distributed.is_initialized()
+
+    async def test_the_last_trainer_to_close_leaves_no_process_group(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        low = DistributedSection(precision="bf16")
+        batch = [make_sequences(model_folder)]
+        first, second = await make(distributed=low), await make(distributed=low)
+        await first.close()
+        await second.train_step(batch)
+        await second.close()
+        assert not torch.distributed.is_initialized()
+        third = await make(distributed=low)
+        await third.train_step(batch)
+        await third.close()
+        assert not torch.distributed.is_initialized()
+
+
+async def test_no_forward_pass_is_larger_than_allowed(tiny_model: Path) -> None:
+    context = BuildContext(
+        model=ModelSection(path=tiny_model),
+        training=TrainingSection(),
+        distributed=DistributedSection(),
+    )
+    selection = _selection(max_tokens_per_micro_batch=20)
+    trainer, whole = selection.build(context), _selection().build(context)
+    assert isinstance(trainer, TitanTrainer)
+    sizes: list[int] = []
+    trainer.policy.parts[0].tok_embeddings.register_forward_pre_hook(
+        lambda module, args: sizes.append(args[0].numel())
+    )
+    sequences = make_sequences(tiny_model)
+    rows = await trainer.logprobs(sequences)
+    assert len(sizes) > 3
+    assert sum(sizes) == sum(len(s.tokens) for s in sequences)
+    assert all(size <= 20 or size == 30 for size in sizes)
+    for row, expected in zip(rows, await whole.logprobs(sequences), strict=True):
+        assert row == pytest.approx(expected, abs=1e-5)
+    await trainer.close()
+    await whole.close()

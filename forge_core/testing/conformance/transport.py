@@ -19,7 +19,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,6 +33,8 @@ from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
 
 Weights = dict[str, torch.Tensor]
+Target = Callable[[Selection[Transport], BuildContext, Connection], Awaitable[None]]
+"""What another process does; module-level, so that it can be pickled."""
 
 PATIENCE = 60.0
 """Seconds that another process may take to start and answer."""
@@ -41,7 +43,8 @@ PATIENCE = 60.0
 class TransportConformance:
     """Inherit with a ``selection`` fixture.
 
-    Override ``writer`` and ``reader`` too if two ends need more than one channel to meet.
+    Override ``writer`` and ``reader`` too if two ends need more than one channel to meet, and
+    ``processes`` if they meet only in processes that an engine starts.
     """
 
     crosses_processes: bool = False
@@ -263,7 +266,7 @@ class TransportConformance:
     ) -> None:
         self._needs_processes()
         await writer.publish(0, numbered(0).items())
-        with others(2, _read_until_told, selection, context) as pipes:
+        async with self.processes(2, _read_until_told, selection, context) as pipes:
             for pipe in pipes:
                 assert receive(pipe) == "ready"
             version = 0
@@ -284,7 +287,7 @@ class TransportConformance:
         self, reader: Transport, selection: Selection[Transport], context: BuildContext
     ) -> None:
         self._needs_processes()
-        with others(1, _publish_and_hang, selection, context) as [pipe]:
+        async with self.processes(1, _publish_and_hang, selection, context) as [pipe]:
             pid = receive(pipe)
             assert receive(pipe) == "in the middle"
             os.kill(pid, signal.SIGKILL)
@@ -300,7 +303,7 @@ class TransportConformance:
     ) -> None:
         self._needs_processes()
         await writer.publish(0, numbered(0).items())
-        with others(1, _fetch_and_hang, selection, context) as [pipe]:
+        async with self.processes(1, _fetch_and_hang, selection, context) as [pipe]:
             pid = receive(pipe)
             assert receive(pipe) == "in the middle"
             os.kill(pid, signal.SIGKILL)
@@ -308,6 +311,36 @@ class TransportConformance:
             await writer.publish(version, numbered(version).items())
             await writer.drop(version - 1)
         await expect(writer, 4, numbered(4))
+
+    @contextlib.asynccontextmanager
+    async def processes(
+        self,
+        count: int,
+        target: Target,
+        selection: Selection[Transport],
+        context: BuildContext,
+    ) -> AsyncIterator[Sequence[Connection]]:
+        """Other processes of this host, each awaiting ``target(selection, context, pipe)``.
+
+        Yields our ends of their pipes; at the end no process is left.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        pipes, processes = [], []
+        for _ in range(count):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_await, args=(target, selection, context, theirs))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            yield pipes
+        finally:
+            for process, pipe in zip(processes, pipes, strict=True):
+                pipe.close()
+                process.join(5)
+                process.kill()
+                process.join()
 
     def _needs_processes(self) -> None:
         if not self.crosses_processes:
@@ -363,60 +396,37 @@ def assert_same(got: Weights, expected: Weights) -> None:
         assert torch.equal(*as_bytes), name
 
 
-@contextlib.contextmanager
-def others(
-    count: int, target: Any, selection: Selection[Transport], context: BuildContext
-) -> Iterator[Sequence[Connection]]:
-    """Processes running ``target(selection, context, pipe)``; none is left at the end."""
-    spawn = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for _ in range(count):
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=target, args=(selection, context, theirs))
-        process.start()
-        theirs.close()
-        pipes.append(ours)
-        processes.append(process)
-    try:
-        yield pipes
-    finally:
-        for process, pipe in zip(processes, pipes, strict=True):
-            pipe.close()
-            process.join(5)
-            process.kill()
-            process.join()
-
-
 def receive(pipe: Connection) -> Any:
     """What another process says next; EOFError if it died, AssertionError if it says nothing."""
     assert pipe.poll(PATIENCE), "the other process does not answer"
     return pipe.recv()
 
 
-def _read_until_told(
+def _await(
+    target: Target, selection: Selection[Transport], context: BuildContext, pipe: Connection
+) -> None:
+    asyncio.run(target(selection, context, pipe))
+
+
+async def _read_until_told(
     selection: Selection[Transport], context: BuildContext, pipe: Connection
 ) -> None:
-    async def read() -> None:
-        end = selection.build(context)
-        whole, torn = 0, []
-        pipe.send("ready")
-        while not pipe.poll():
-            version = (await end.versions())[-1]
-            try:
-                got = await fetched(end, version)
-            except KeyError:  # dropped since
-                continue
-            whole += 1
-            torn += [
-                (version, name) for name, tensor in got.items() if not (tensor == version).all()
-            ]
-        await end.close()
-        pipe.send((whole, torn))
-
-    asyncio.run(read())
+    end = selection.build(context)
+    whole, torn = 0, []
+    pipe.send("ready")
+    while not pipe.poll():
+        version = (await end.versions())[-1]
+        try:
+            got = await fetched(end, version)
+        except KeyError:  # dropped since
+            continue
+        whole += 1
+        torn += [(version, name) for name, tensor in got.items() if not (tensor == version).all()]
+    await end.close()
+    pipe.send((whole, torn))
 
 
-def _publish_and_hang(
+async def _publish_and_hang(
     selection: Selection[Transport], context: BuildContext, pipe: Connection
 ) -> None:
     def hanging() -> Iterator[tuple[str, torch.Tensor]]:
@@ -424,23 +434,17 @@ def _publish_and_hang(
         pipe.send("in the middle")
         time.sleep(PATIENCE)
 
-    async def publish() -> None:
-        end = selection.build(context)
-        await end.publish(1, numbered(1).items())
-        pipe.send(os.getpid())
-        await end.publish(2, hanging())
-
-    asyncio.run(publish())
+    end = selection.build(context)
+    await end.publish(1, numbered(1).items())
+    pipe.send(os.getpid())
+    await end.publish(2, hanging())
 
 
-def _fetch_and_hang(
+async def _fetch_and_hang(
     selection: Selection[Transport], context: BuildContext, pipe: Connection
 ) -> None:
-    async def fetch() -> None:
-        end = selection.build(context)
-        pipe.send(os.getpid())
-        async for _ in end.fetch(0):
-            pipe.send("in the middle")
-            time.sleep(PATIENCE)
-
-    asyncio.run(fetch())
+    end = selection.build(context)
+    pipe.send(os.getpid())
+    async for _ in end.fetch(0):
+        pipe.send("in the middle")
+        time.sleep(PATIENCE)

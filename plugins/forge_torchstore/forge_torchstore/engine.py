@@ -1,0 +1,95 @@
+"""TorchStore, imported with what it needs of Monarch, and refused where it cannot work."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import sys
+
+from forge_core import PluginError, UsageError
+
+TUNING = {
+    # Bytes of the longest message. The default of 10 MB ends the client at a longer one, and
+    # TorchStore's own assignment comes too late.
+    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(1 << 40),
+    # How soon it is noticed that the storage died. Default 10 s.
+    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",
+}
+"""Variables that Monarch reads when it is imported; those that are set already are left alone."""
+
+INSTALL = (
+    "pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore==0.1.2 "
+    "(its metadata pins an older torch and Monarch)"
+)
+
+CALLS = {
+    "initialize": {"strategy", "store_name", "mesh"},
+    "client": {"store_name"},
+    "reset_client": {"store_name"},
+    "shutdown": {"store_name"},
+}
+"""Functions of TorchStore that are used, with the arguments they are given by name."""
+
+
+def load() -> None:
+    """Import Monarch and TorchStore.
+
+    Raises:
+        PluginError: one is not installed, or the two do not fit.
+        UsageError: this process is no part of the run's Monarch world.
+    """
+    imported = "monarch" in sys.modules
+    for name, value in TUNING.items():
+        os.environ.setdefault(name, value)
+    try:
+        import torchstore
+        from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+    except ImportError as error:
+        raise PluginError(
+            f"transport 'torchstore': cannot be imported ({error}); {INSTALL}"
+        ) from error
+    if imported:
+        reload_config_from_env()
+    check_api(torchstore)
+    _check_world()
+
+
+def check_api(module: object) -> None:
+    """Refuse a TorchStore that lacks what is used of it.
+
+    Raises:
+        PluginError: names what is missing.
+    """
+    for name, arguments in CALLS.items():
+        function = getattr(module, name, None)
+        if function is None:
+            raise PluginError(_misfit(f"has no {name}()"))
+        missing = sorted(arguments - set(inspect.signature(function).parameters))
+        if missing:
+            raise PluginError(_misfit(f"{name}() takes no {', '.join(missing)}"))
+
+
+def _misfit(problem: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("torchstore")
+    except PackageNotFoundError:
+        installed = "of unknown version"
+    return f"transport 'torchstore': torchstore {installed} does not fit: {problem}; {INSTALL}"
+
+
+def _check_world() -> None:
+    """A child process that Monarch did not start would begin a world of its own, and meet nobody.
+
+    Raises:
+        UsageError: it is one.
+    """
+    from monarch._src.actor.actor_mesh import _context
+
+    if _context.get() is None and multiprocessing.parent_process() is not None:
+        raise UsageError(
+            "transport 'torchstore' does not reach processes that Monarch did not start; "
+            "run with --runtime monarch, or use transport 'shm'"
+        )

@@ -1,0 +1,92 @@
+"""Processes of one Monarch world that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from forge_core import BuildContext
+from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_torchstore import engine
+
+engine.load()
+
+import monarch.actor  # noqa: E402
+from monarch.actor import Actor, concurrent_endpoint, this_host  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process can import a conftest
+
+Workers = Callable[[int], AbstractAsyncContextManager[list[Any]]]
+
+
+class Worker(Actor):
+    """Awaits functions in a process of its own."""
+
+    @concurrent_endpoint
+    async def run(self, function: Any, *arguments: Any) -> Any:
+        return await function(*arguments)
+
+
+@asynccontextmanager
+async def _workers(count: int) -> AsyncIterator[list[Any]]:
+    meshes = [this_host().spawn_procs(per_host={"procs": 1}) for _ in range(count)]
+    try:
+        yield [mesh.spawn("worker", Worker) for mesh in meshes]
+    finally:
+        for mesh in meshes:
+            await mesh.stop()
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    """Start handles on workers, each in a process of its own; none is left."""
+    # By default the death of a process that nobody supervises ends the client.
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    return _workers
+
+
+@pytest.fixture
+def context() -> BuildContext:
+    """A build context with a channel of its own."""
+    return BuildContext(
+        model=ModelSection(),
+        training=TrainingSection(),
+        distributed=DistributedSection(),
+        channel=f"test/{uuid.uuid4().hex}",
+    )
+
+
+def children() -> set[int]:
+    """Processes that this one started, zombies left out."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = status.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == _SELF and state not in "ZX":
+            found.add(int(status.parent.name))
+    return found
+
+
+_SELF = int(Path("/proc/self").readlink().name)
+
+
+@pytest.fixture
+async def no_process_left() -> AsyncIterator[None]:
+    """After the test this process has no child that it had not before."""
+    before = children()
+    yield
+    for _ in range(100):
+        if not children() - before:
+            return
+        await asyncio.sleep(0.1)
+    assert children() - before == set()

@@ -8,16 +8,13 @@ import os
 import socket
 from typing import Any, Self
 
-from forge_core.errors import ForgeError, ReplicaDied, RunFailed, UsageError
+from forge_core.errors import ReplicaDied, RunFailed, UsageError
 from forge_core.processes.frames import dumps
 from forge_core.runtimes.host import rank_environment
 from forge_core.runtimes.rank import RankProcess, seen
+from forge_core.runtimes.together import together
 from forge_core.runtimes.wire import BUILDING, Kind, Message
 from forge_core.services.spec import ReplicaSpec
-
-GRACE = 5.0
-"""Seconds that the other ranks get to finish a call after one has raised; they may be waiting for
-it in a collective."""
 
 STOP_LIMIT = 8.0
 """Seconds that ranks get to close their components before they are killed."""
@@ -26,8 +23,7 @@ STOP_LIMIT = 8.0
 class ProcessReplica:
     """A component on one or more ranks. A call is made on every rank; rank 0's result is returned.
 
-    The first rank that raises decides the error. When the others do not finish within ``GRACE``
-    they are killed, and the replica with them.
+    ``together`` says which error a call ends with; where ranks are lost, all are killed.
     """
 
     def __init__(self, label: str, ranks: list[RankProcess]) -> None:
@@ -139,37 +135,7 @@ class ProcessReplica:
                 rank.release()
 
     async def _all(self, answers: list[asyncio.Future[Any]], doing: str) -> Any:
-        """The answer of rank 0 once every rank has given one, or the error of the first that
-        raised."""
-        order: list[asyncio.Future[Any]] = []
-        for answer in answers:
-            answer.add_done_callback(order.append)
-        await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
-        errors = _errors(answers)
-        if not errors:
-            return answers[0].result()
-        if len(errors) < len(answers):
-            await asyncio.wait(answers, timeout=GRACE)
-            errors = _errors(answers)
-        first = min(errors, key=lambda rank: order.index(answers[rank]))
-        error = errors[first]
-        words = _words(error)
-        for died in errors.values():
-            if isinstance(died, ReplicaDied):
-                # What the others say is that they lost it.
-                self._end(died)
-                raise died
-        alike = len(errors) == len(answers) and len({_words(e) for e in errors.values()}) == 1
-        if not alike:
-            _name_rank(error, f"rank {first} of {self._label}")
-        if any(not answer.done() for answer in answers):
-            self._end(
-                ReplicaDied(
-                    f"rank {first} of {self._label} failed in {doing} and the others waited for "
-                    f"it: {words}"
-                )
-            )
-        raise error
+        return await together(answers, self._label, doing, self._end)
 
     def _rank_died(self, death: asyncio.Future[ReplicaDied]) -> None:
         if not self._stopping:
@@ -208,28 +174,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _errors(answers: list[asyncio.Future[Any]]) -> dict[int, Exception]:
-    """Rank -> what it raised, of those that did."""
-    return {
-        rank: error
-        for rank, answer in enumerate(answers)
-        if answer.done() and isinstance(error := answer.exception(), Exception)
-    }
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _name_rank(error: Exception, rank: str) -> None:
-    """Say which rank it was, where the message of the exception can be changed."""
-    if (
-        isinstance(error, ForgeError | RuntimeError | ValueError | TypeError)
-        and len(error.args) == 1
-        and isinstance(error.args[0], str)
-    ):
-        error.args = (f"{rank}: {error.args[0]}",)
-    else:
-        error.add_note(f"raised on {rank}")

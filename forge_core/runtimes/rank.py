@@ -13,7 +13,7 @@ from typing import Any
 
 from forge_core.errors import ReplicaDied
 from forge_core.processes.child import Child
-from forge_core.runtimes.wire import BUILDING, Kind, Message, receive, unpack_error
+from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, receive, unpack_error
 
 LOG_TAIL = 20
 """Lines of a dead rank's log that its error carries."""
@@ -38,6 +38,7 @@ class RankProcess:
         self._opening = opening
         self._log = log
         self._answers: dict[int, asyncio.Future[object]] = {}
+        self._outbox: list[Message] = []
         self._ending: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -120,22 +121,31 @@ class RankProcess:
             self._channel.close()
 
     def _send(self, message: Message) -> None:
-        assert self._writer is not None
-        self._writer.write(message.encode())
+        """Send it together with what else comes until a turn of the event loop brings nothing new.
+
+        So calls made together arrive together, and what a generator makes one batch of does not
+        depend on time.
+        """
+        self._outbox.append(message)
+        if len(self._outbox) == 1:
+            asyncio.get_running_loop().call_soon(self._flush, 0)
+
+    def _flush(self, before: int) -> None:
+        if len(self._outbox) > before:
+            asyncio.get_running_loop().call_soon(self._flush, len(self._outbox))
+            return
+        messages, self._outbox = self._outbox, []
+        if not self.death.done():
+            assert self._writer is not None
+            self._writer.write(encode(messages))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Hand answers to whoever waits for them, until the process closes its end."""
-        while (message := await receive(reader)) is not None:
-            answer = self._answers.pop(message.number, None)
-            if answer is None or answer.done():
-                continue
-            if message.kind == Kind.ERROR:
-                answer.set_exception(unpack_error(message.body))
-                continue
-            try:
-                answer.set_result(pickle.loads(message.body))
-            except Exception as error:
-                answer.set_exception(error)
+        while messages := await receive(reader):
+            for message in messages:
+                answer = self._answers.pop(message.number, None)
+                if answer is not None and not answer.done():
+                    _settle(answer, message)
 
     def _gone(self) -> None:
         """The process has ended, which closed its end of the lifeline."""
@@ -171,6 +181,16 @@ class RankProcess:
         if self._log is None:
             return []
         return self._log.read_text(errors="replace").splitlines()[-LOG_TAIL:]
+
+
+def _settle(answer: asyncio.Future[object], message: Message) -> None:
+    if message.kind == Kind.ERROR:
+        answer.set_exception(unpack_error(message.body))
+        return
+    try:
+        answer.set_result(pickle.loads(message.body))
+    except Exception as error:
+        answer.set_exception(error)
 
 
 def seen(answer: asyncio.Future[Any]) -> None:

@@ -1,7 +1,8 @@
-"""What a replica's ranks and their controller say to each other: frames of kind, number and body.
+"""What a replica's ranks and their controller say to each other: messages of kind, number and body.
 
-The body of a call is ``(method, args, kwargs)``, that of a result its value, that of an error what
-``pack_error`` makes of it; all pickled. Call number 0 is the building of the component.
+Messages that belong together travel in one frame. The body of a call is ``(method, args, kwargs)``,
+that of a result its value, that of an error what ``pack_error`` makes of it; all pickled. Call
+number 0 is the building of the component.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import pickle
 import struct
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -19,7 +21,7 @@ from forge_core.processes.frames import LENGTH, dumps
 BUILDING = 0
 """Number of the call that builds the component; it is made by starting the process."""
 
-_HEADER = struct.Struct("<BQ")
+_HEADER = struct.Struct("<BQQ")
 
 
 class Kind(IntEnum):
@@ -41,20 +43,31 @@ class Message:
     number: int
     body: bytes = b""
 
-    def encode(self) -> bytes:
-        """The message as a frame."""
-        size = LENGTH.pack(_HEADER.size + len(self.body))
-        return b"".join((size, _HEADER.pack(self.kind, self.number), self.body))
+
+def encode(messages: Sequence[Message]) -> bytes:
+    """One frame of messages, which the other end receives together."""
+    parts = [b""]
+    for message in messages:
+        parts += (_HEADER.pack(message.kind, message.number, len(message.body)), message.body)
+    parts[0] = LENGTH.pack(sum(len(part) for part in parts))
+    return b"".join(parts)
 
 
-async def receive(reader: asyncio.StreamReader) -> Message | None:
-    """The next message, or None at the end of the stream."""
+async def receive(reader: asyncio.StreamReader) -> list[Message]:
+    """The messages of the next frame; none at the end of the stream."""
     try:
         (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-        kind, number = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-        return Message(Kind(kind), number, await reader.readexactly(size - _HEADER.size))
+        frame = await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+        return []
+    messages = []
+    at = 0
+    while at < size:
+        kind, number, length = _HEADER.unpack_from(frame, at)
+        at += _HEADER.size
+        messages.append(Message(Kind(kind), number, frame[at : at + length]))
+        at += length
+    return messages
 
 
 class RemoteTraceback(Exception):

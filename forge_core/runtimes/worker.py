@@ -7,7 +7,6 @@ or the controller is gone. What the component prints goes to the rank's log.
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import socket
 import sys
@@ -15,7 +14,7 @@ import sys
 from forge_core.processes.frames import dumps
 from forge_core.processes.supervision import divide, take_over_stdin
 from forge_core.runtimes.host import ComponentHost
-from forge_core.runtimes.wire import BUILDING, Kind, Message, pack_error, receive
+from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, pack_error, receive
 
 
 def main() -> None:
@@ -36,25 +35,30 @@ class _Rank:
     async def serve(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._channel)
         opening = await receive(reader)
-        if opening is None:
+        if not opening:
             return
         try:
-            spec, rank = pickle.loads(opening.body)
+            spec, rank = pickle.loads(opening[0].body)
             self._host = ComponentHost.build(spec, rank)
             self._answers = rank == 0
         except BaseException as error:
             await self._fail(BUILDING, error)
             return
-        await self._send(Message(Kind.RESULT, BUILDING, dumps(os.getpid())))
-        while (message := await receive(reader)) is not None:
-            match message.kind:
-                case Kind.CALL:
-                    self._tasks[message.number] = asyncio.create_task(self._call(message))
-                case Kind.CANCEL if message.number in self._tasks:
-                    self._tasks[message.number].cancel()
-                case Kind.STOP:
+        await self._send(Message(Kind.RESULT, BUILDING, dumps(None)))
+        while messages := await receive(reader):
+            for message in messages:
+                if message.kind == Kind.STOP:
                     await self._stop(message.number)
                     return
+                self._take(message)
+
+    def _take(self, message: Message) -> None:
+        number = message.number
+        if message.kind == Kind.CALL:
+            task = self._tasks[number] = asyncio.create_task(self._call(message))
+            task.add_done_callback(lambda _: self._tasks.pop(number))
+        elif number in self._tasks:
+            self._tasks[number].cancel()
 
     async def _call(self, message: Message) -> None:
         try:
@@ -69,13 +73,12 @@ class _Rank:
             await self._fail(message.number, error)
         else:
             await self._send(Message(Kind.RESULT, message.number, body))
-        finally:
-            del self._tasks[message.number]
 
     async def _stop(self, number: int) -> None:
-        for task in self._tasks.values():
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         try:
             await self._host.close()
         except BaseException as error:
@@ -87,7 +90,7 @@ class _Rank:
         await self._send(Message(Kind.ERROR, number, pack_error(error)))
 
     async def _send(self, message: Message) -> None:
-        self._writer.write(message.encode())
+        self._writer.write(encode([message]))
         await self._writer.drain()
 
 

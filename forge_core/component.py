@@ -49,6 +49,7 @@ class Component(Generic[T_co]):
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
         one_process: for transports, whether all ends must live in the controller's process.
+        serves: for generators, whether they are ``ServingGenerator``s (``forge_core.protocols``).
     """
 
     name: str
@@ -58,6 +59,7 @@ class Component(Generic[T_co]):
     check: Callable[[Any, BuildContext], None] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     one_process: bool = False
+    serves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,26 @@ class StreamingGenerator(Generator, Protocol):
 
 
 @runtime_checkable
+class ServingGenerator(Generator, Protocol):
+    """A generator that can have an OpenAI-compatible address of its own; its component says
+    ``serves=True`` and its settings have ``serve``: null, or ``host``, ``port`` and ``api_key``."""
+
+    async def serve(self) -> str | None:
+        """Open the address that the settings ask for, if it is not open; say what it is.
+
+        It answers with the weights that are held, also while ``update_weights`` changes them, until
+        ``close``. Every answer has the policy version in the header ``x-forge-policy-version``.
+
+        Returns:
+            The ``base_url`` for clients; None if the settings ask for no address.
+
+        Raises:
+            ConfigError: the address is not to be had.
+        """
+        ...
+
+
+@runtime_checkable
 class Trainer(Protocol):
     """Holds the policy's weights and optimizer. One call at a time."""
 

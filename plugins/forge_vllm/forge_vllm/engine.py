@@ -9,6 +9,7 @@ from forge_core.types import WeightManifest
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
+    from vllm.engine.protocol import EngineClient
 
 PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of requests in flight when weights change; see ``VllmSettings.pause``."""
@@ -22,6 +23,9 @@ class Engine(Protocol):
     """A running vLLM engine. Whatever waits raises ``ReplicaDied`` once the engine is gone."""
 
     vllm_config: Any
+
+    client: EngineClient | None
+    """vLLM's asynchronous client of it, which its server parts want; None in process."""
 
     async def generate(
         self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int

@@ -67,9 +67,16 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
 
 def refusal(error: BaseException) -> ConfigError:
     """vLLM's reason for not starting, in one line."""
+    return ConfigError(f"generator vllm: vLLM did not start: {reason(error)}")
+
+
+def reason(error: BaseException) -> str:
+    """What an exception of vLLM's says, in one line."""
     if isinstance(error, ValidationError):
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        found = error.errors()[0]
+        place = ".".join(map(str, found["loc"]))
+        message = found["msg"].removeprefix("Value error, ")
+        text = f"{place}: {message}" if place else message
     else:
-        reason = str(error) or type(error).__name__
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return ConfigError(f"generator vllm: vLLM did not start: {' '.join(lines)}")
+        text = str(error) or type(error).__name__
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())

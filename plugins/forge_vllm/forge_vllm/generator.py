@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
@@ -20,6 +20,7 @@ from forge_vllm.settings import VllmSettings
 if TYPE_CHECKING:
     from forge_core.protocols import Transport
     from forge_vllm.engine import Engine
+    from forge_vllm.server import PolicyServer
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class VllmGenerator:
         self._vocabulary: int = self._engine.vllm_config.model_config.get_vocab_size()
         self._updating = asyncio.Lock()
         self._unusable: ForgeError | None = None
+        self._server: PolicyServer | None = None
         self._version = 0
         self._requests = 0
         self._tokens = 0
@@ -68,6 +70,8 @@ class VllmGenerator:
         self._running += sampling.n
         try:
             outputs = await self._engine.generate(prompt, params, 0)
+        except ValueError as error:
+            raise DataError(f"vLLM refuses the request: {error}") from error
         finally:
             self._running -= sampling.n
         completions = [completion(output) for output in outputs]
@@ -122,8 +126,10 @@ class VllmGenerator:
                     f"version {manifest.version} is older than version {self._version}, which the "
                     "generator holds"
                 )
+            server = self._server
             try:
-                held = await self._engine.load(manifest.version, self._settings.pause)
+                with server.loading(manifest.version) if server is not None else nullcontext():
+                    held = await self._engine.load(manifest.version, self._settings.pause)
             except BaseException as error:
                 self._unusable = WeightMismatch(
                     f"the update to version {manifest.version} failed: "
@@ -133,6 +139,26 @@ class VllmGenerator:
             self._version = manifest.version
             self._unusable = None
         return held
+
+    async def serve(self) -> str | None:
+        """Open the OpenAI-compatible address of ``settings.serve``; see ``ServingGenerator``.
+
+        Raises:
+            ConfigError: vLLM refuses the settings, or the port is in use.
+        """
+        if self._settings.serve is None:
+            return None
+        if self._server is None:
+            from forge_vllm.server import PolicyServer
+
+            assert self._engine.client is not None
+            self._server = await PolicyServer.start(
+                self._engine.client,
+                self._settings.serve,
+                version=self._version,
+                replica=self._context.replica,
+            )
+        return self._server.address
 
     async def stats(self) -> Mapping[str, float]:
         """Counters since the start, and the samples under way."""
@@ -145,6 +171,9 @@ class VllmGenerator:
 
     async def close(self) -> None:
         """Fail what is pending and end the engine."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
         await self._engine.close()
         if self._transport is not None:
             await self._transport.close()
@@ -157,7 +186,7 @@ class VllmGenerator:
         args = engine_args(self._settings, self._context)
         separate = self._settings.engine_process
         if separate is None:
-            separate = not current_platform.is_cpu()
+            separate = self._settings.serve is not None or not current_platform.is_cpu()
         try:
             if separate:
                 from forge_vllm.separate import SeparateEngine

@@ -44,6 +44,21 @@ OWNED_SAMPLING_KEYS = {
 """Sampling parameters that Forge sets -> why they cannot be set."""
 
 
+_PLAIN = "the address is plain HTTP on a host and a port; a proxy before it can be more"
+OWNED_SERVER_KEYS = {
+    "ssl_keyfile": _PLAIN,
+    "ssl_certfile": _PLAIN,
+    "ssl_ca_certs": _PLAIN,
+    "ssl_cert_reqs": _PLAIN,
+    "ssl_ciphers": _PLAIN,
+    "enable_ssl_refresh": _PLAIN,
+    "uds": _PLAIN,
+    "grpc_port": _PLAIN,
+    "data_parallel_supervisor_port": "generator.replicas says how many serve",
+}
+"""Server arguments that Forge has no use for -> why they cannot be set."""
+
+
 class VllmSettings(Settings):
     """The vLLM engine."""
 
@@ -60,6 +75,12 @@ class VllmSettings(Settings):
     engine_process: bool | None = Field(
         None,
         description="run the engine in a process of its own; null: only where there is a GPU",
+    )
+    serve: dict[str, Any] | None = Field(
+        None,
+        description="an OpenAI-compatible address of the policy: vLLM's server arguments "
+        "(FrontendArgs) by its own names, such as host, port (0: a free one), api_key, "
+        "tool_call_parser; replica i listens on port + i; null: no address",
     )
     pause: Literal["keep", "wait", "abort"] = Field(
         "keep",
@@ -91,6 +112,20 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         "SamplingParams",
         OWNED_SAMPLING_KEYS,
     )
+    if settings.serve is None:
+        return
+    if settings.engine_process is False:
+        raise ConfigError(
+            "generator.serve: needs the engine in a process of its own; leave "
+            "generator.engine_process out"
+        )
+    check_names(
+        "generator.serve",
+        settings.serve,
+        "entrypoints/launchers/cli_args.py",
+        "BaseFrontendArgs",
+        OWNED_SERVER_KEYS,
+    )
 
 
 def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenerator:
@@ -111,5 +146,6 @@ GENERATOR: Component[VllmGenerator] = Component(
     settings=VllmSettings,
     build=build_generator,
     check=check_generator,
+    serves=True,
     summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
 )

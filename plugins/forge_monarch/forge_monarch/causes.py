@@ -6,7 +6,7 @@ import re
 import signal
 
 _KILLED = re.compile(r"Killed\(sig=(\d+)")
-_STOPPED = re.compile(r"Stopped\((?:exit_?code=)?(-?\d+)")
+_STOPPED = re.compile(r"exited with non-zero code (-?\d+)")
 _RANK = re.compile(r"\{([^{}]*\d+/\d+[^{}]*)\}")
 _COORDINATE = re.compile(r"(\d+)/(\d+)")
 

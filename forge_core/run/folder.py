@@ -93,6 +93,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def addresses(self) -> Path:
+        """Where the policy answers OpenAI clients, while it does."""
+        return self.path / "addresses.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from forge_core.data.order import TaskOrder
 from forge_core.errors import RunInterrupted, RunStopped, UsageError
 from forge_core.models.stop_tokens import stop_token_ids
+from forge_core.run.addresses import Addresses
 from forge_core.run.checkpoint import RunState
 from forge_core.run.evaluation import evaluate
 from forge_core.run.plan import early_context
@@ -73,6 +74,7 @@ class Stage:
         self._trainer: Service | None = None
         self._policy: Service | None = None
         self._rewards: RewardPool | None = None
+        self._addresses = Addresses(session.folder.addresses, session.broadcast.event)
         # The learning-rate schedule ends where the stage does, however its length was given.
         training = config.training.model_copy(update={"steps": total_steps, "num_epochs": None})
         self.context = replace(
@@ -177,6 +179,8 @@ class Stage:
                 on_event=self.session.broadcast.event,
             )
             await self.publish()
+            if self.config.generator.component.serves:
+                await self._addresses.open(self._policy)
         return self._policy
 
     async def publish(self) -> int:
@@ -317,5 +321,6 @@ class Stage:
                     await part.close()
                 except Exception as error:  # the others must still be closed
                     errors.append(error)
+        self._addresses.close()
         if errors:
             raise errors[0]

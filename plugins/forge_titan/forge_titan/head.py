@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge_core.tensors.logprobs import LogitShape, token_logprobs
+from forge_core.tensors.logprobs import CHUNK_BYTES, LogitShape, token_logprobs
+from forge_titan.sharded_logprobs import sharded_token_logprobs
 from forge_titan.titan import Linear
 
 
@@ -45,7 +46,18 @@ class LogprobHead(Linear):  # type: ignore[misc]
         """
         weight = self.weight
         if isinstance(weight, DTensor):  # its vocabulary lies over the ranks of tensor parallelism
-            weight = weight.full_tensor()
+            mesh = weight.device_mesh
+            rows = -(-weight.shape[0] // mesh.size())
+            return sharded_token_logprobs(
+                hidden,
+                weight.to_local(),
+                targets,
+                first=rows * mesh.get_local_rank(),
+                group=mesh.get_group(),
+                chunk=max(1, CHUNK_BYTES // (4 * rows)),
+                temperature=temperature,
+                with_entropy=with_entropy,
+            )
         return token_logprobs(
             hidden,
             weight,

@@ -46,6 +46,7 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
         "scheduling_policy": "priority",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "served_model_name": "policy",
     }
     if current_platform.is_cpu():
         # Compiling a model takes minutes on a CPU.

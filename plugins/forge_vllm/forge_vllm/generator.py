@@ -14,7 +14,13 @@ from forge_core.models.folder import check_folder
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.names import TESTED_VERSION, vllm_version
-from forge_vllm.sampling import check_sampling, completion, completion_part, sampling_params
+from forge_vllm.sampling import (
+    check_sampling,
+    completion,
+    completion_part,
+    is_refusal,
+    sampling_params,
+)
 from forge_vllm.settings import VllmSettings
 
 if TYPE_CHECKING:
@@ -70,8 +76,10 @@ class VllmGenerator:
         self._running += sampling.n
         try:
             outputs = await self._engine.generate(prompt, params, 0)
-        except ValueError as error:
-            raise DataError(f"vLLM refuses the request: {error}") from error
+        except Exception as error:
+            if is_refusal(error):
+                raise DataError(f"vLLM refuses the request: {error}") from error
+            raise
         finally:
             self._running -= sampling.n
         completions = [completion(output) for output in outputs]

@@ -65,6 +65,8 @@ class InProcessEngine:
         Exception: whatever vLLM raises when it cannot start.
     """
 
+    client = None
+
     def __init__(self, args: EngineArgs, transport: Transport | None) -> None:
         if not _only_one.acquire(blocking=False):
             raise ConfigError(
@@ -79,7 +81,6 @@ class InProcessEngine:
             _only_one.release()
             raise
         self.vllm_config = self._engine.vllm_config
-        self._engine.set_weight_version("0")
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._named = 0

@@ -13,6 +13,9 @@ from forge_vllm.engine import Spans
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
+VLLM_FIRST_VERSION, FIRST_VERSION = "default", 0
+"""What vLLM and Forge call the weights that an engine starts with."""
+
 LEAST_TEMPERATURE = 0.01
 """vLLM would sample at this one instead of a lower one above 0."""
 
@@ -88,6 +91,13 @@ def sampling_params(
         raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether vLLM means that the request is wrong, not the engine."""
+    from vllm.exceptions import VLLMClientError
+
+    return isinstance(error, ValueError | VLLMClientError)
+
+
 def completion(output: RequestOutput) -> Completion:
     """The completion of a request's final output.
 
@@ -136,7 +146,7 @@ def _versions(spans: Spans, start: int, end: int) -> list[int]:
         )
     ends = [place for _, place in spans[1:]] + [end]
     return [
-        int(version)
+        FIRST_VERSION if version == VLLM_FIRST_VERSION else int(version)
         for (version, first), last in zip(spans, ends, strict=True)
         for _ in range(max(first, start), min(last, end))
     ]

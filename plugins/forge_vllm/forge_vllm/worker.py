@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge_core.errors import WeightMismatch
+from forge_core.errors import ForgeError, WeightMismatch
 from forge_vllm.weights import WeightStream, folder_shapes, optional_names
 
 if TYPE_CHECKING:
@@ -69,12 +69,15 @@ class WeightReceiver:
     def forge_fetch(self, version: int) -> Held:
         """Load a version from the transport.
 
-        Raises:
-            WeightMismatch: as ``forge_load``.
-            KeyError: the transport has no such version.
+        What was wrong with it is ``refusal`` in the result: vLLM makes all exceptions one between
+        processes.
         """
         assert self.forge_transport is not None
-        return self.forge_load(_synchronous(self.forge_runner, self.forge_transport.fetch(version)))
+        fetched = self.forge_transport.fetch(version)
+        try:
+            return self.forge_load(_synchronous(self.forge_runner, fetched))
+        except (ForgeError, KeyError) as error:
+            return {"refusal": str(error.args[0])}
 
     def forge_disconnect(self) -> None:
         """Leave the transport."""
@@ -86,7 +89,9 @@ class WeightReceiver:
 
 def packed_matrices(model: torch.nn.Module) -> dict[str, Callable[..., torch.Tensor]]:
     """By layer, the functions in which vLLM keeps matrices that it packed for a CPU."""
-    functions = {name: getattr(layer, "cpu_linear", None) for name, layer in model.named_modules()}
+    functions: dict[str, Any] = {
+        name: getattr(layer, "cpu_linear", None) for name, layer in model.named_modules()
+    }
     return {name: f for name, f in functions.items() if getattr(f, "__closure__", None)}
 
 

@@ -45,3 +45,4 @@ class TestInProcess(GeneratorConformance):
     @pytest.fixture
     def transport(self) -> Selection[Transport]:
         return Selection(family="transport", component=MEMORY, settings=MemorySettings())
+

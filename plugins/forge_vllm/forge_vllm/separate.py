@@ -1,0 +1,194 @@
+"""The engine in a process of its own: vLLM's asynchronous client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from forge_core.errors import ForgeError, ReplicaDied, WeightMismatch
+from forge_core.processes.frames import dumps
+from forge_core.types import WeightManifest
+from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from forge_core.component import BuildContext
+
+T = TypeVar("T")
+
+DEATH_CHECK = 0.2
+"""Seconds between two looks at whether the engine lives, while a call waits that vLLM would leave
+waiting after its death."""
+
+SHUTDOWN_LIMIT = 5.0
+"""Seconds that the engine has to end before it is killed."""
+
+
+class SeparateEngine:
+    """vLLM's engine in its own process, whose workers build their ends of the transport themselves.
+
+    Args:
+        args: vLLM's engine arguments.
+        context: what the workers build the transport with.
+
+    Raises:
+        Exception: whatever vLLM raises when it cannot start.
+    """
+
+    def __init__(self, args: AsyncEngineArgs, context: BuildContext) -> None:
+        with _interrupts_held():
+            self._engine: Any = AsyncLLM.from_engine_args(args)
+        self.vllm_config = self._engine.vllm_config
+        self.client = self._engine
+        self._context = context
+        self._connected = False
+        self._named = 0
+        self._requests: dict[str, ForgeError | None] = {}
+        """Those under way, with the error that they shall end with."""
+        self._closed = False
+
+    async def generate(
+        self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int
+    ) -> list[RequestOutput]:
+        """See ``Engine.generate``."""
+        tasks = [asyncio.create_task(self._final(prompt, each, priority)) for each in params]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)  # until they are aborted
+            raise
+
+    async def stream(
+        self, prompt: Sequence[int], params: SamplingParams, priority: int
+    ) -> AsyncGenerator[tuple[RequestOutput, Spans]]:
+        """See ``Engine.stream``."""
+        name = self._new_name()
+        async with aclosing(self._outputs(name, prompt, params, priority)) as outputs:
+            async for output in outputs:
+                yield output, spans(self._engine, name)
+
+    async def load(self, version: int, mode: PauseMode) -> WeightManifest:
+        """See ``Engine.load``."""
+        if not self._connected:
+            context = dumps(self._context)
+            await self._answer(self._engine.collective_rpc("forge_connect", args=(context,)))
+            self._connected = True
+        # Requests in flight are computed anew by the new weights, prompt and all.
+        await self._answer(self._engine.pause_generation(mode=mode, clear_cache=True))
+        try:
+            results = await self._answer(
+                self._engine.collective_rpc("forge_fetch", args=(version,))
+            )
+            for refusal in filter(None, (result.pop("refusal", None) for result in results)):
+                raise WeightMismatch(refusal)
+            await self._answer(self._engine.update_weight_version(str(version)))
+        except BaseException as error:
+            await self._fail_all(WeightMismatch(f"the update to version {version} failed: {error}"))
+            raise
+        finally:
+            await self._answer(self._engine.resume_generation())
+        return WeightManifest(version=version, **results[0])
+
+    def tokens_in_flight(self) -> int:
+        """See ``Engine.tokens_in_flight``."""
+        return tokens_in_flight(self._engine)
+
+    async def close(self) -> None:
+        """See ``Engine.close``."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._engine.errored:
+            with suppress(ReplicaDied):
+                await self._fail_all(ReplicaDied("the generator was closed"))
+                if self._connected:
+                    await self._answer(self._engine.collective_rpc("forge_disconnect"))
+        await asyncio.to_thread(self._engine.shutdown, SHUTDOWN_LIMIT)
+
+    def _new_name(self) -> str:
+        self._named += 1
+        return str(self._named)
+
+    async def _final(
+        self, prompt: Sequence[int], params: SamplingParams, priority: int
+    ) -> RequestOutput:
+        async with aclosing(self._outputs(self._new_name(), prompt, params, priority)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    return output
+        raise AssertionError("vLLM ended a request without a final output")
+
+    async def _outputs(
+        self, name: str, prompt: Sequence[int], params: SamplingParams, priority: int
+    ) -> AsyncGenerator[RequestOutput]:
+        """Of a request; closing it aborts what is not finished."""
+        self._requests[name] = None
+        tokens = {"prompt_token_ids": list(prompt)}
+        try:
+            async with aclosing(
+                self._engine.generate(tokens, params, name, priority=priority)
+            ) as outputs:
+                async for output in outputs:
+                    if (doom := self._requests[name]) is not None:
+                        raise doom
+                    yield output
+        except EngineDeadError as death:
+            raise self._death() from death
+        except EngineGenerateError as error:
+            if self._closed or self._engine.errored:
+                raise self._death() from error
+            raise error.__cause__ or error from None
+        finally:
+            del self._requests[name]
+
+    async def _fail_all(self, error: ForgeError) -> None:
+        """End every request with an error."""
+        names = list(self._requests)
+        self._requests.update(dict.fromkeys(names, error))
+        await self._answer(self._engine.abort(names))
+
+    async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
+        """Wait for a call that vLLM leaves unanswered when the engine dies.
+
+        Raises:
+            ReplicaDied: it died.
+        """
+        task = asyncio.create_task(call)
+        try:
+            while not task.done():
+                if self._engine.errored:
+                    raise self._death()
+                await asyncio.wait({task}, timeout=DEATH_CHECK)
+            return task.result()
+        except EngineDeadError as death:
+            raise self._death() from death
+        finally:
+            task.cancel()
+
+    def _death(self) -> ReplicaDied:
+        if self._closed:
+            return ReplicaDied("the generator was closed")
+        codes = self._engine.engine_core.resources.engine_manager.finished_procs()
+        how = ", ".join(f"{name} ended with {code}" for name, code in codes.items())
+        return ReplicaDied(f"vLLM's engine process died{f' ({how})' if how else ''}")
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started meanwhile are deaf to ctrl-C, which goes to all of a terminal's processes:
+    the engine ends when its generator is closed, after the run has written its checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

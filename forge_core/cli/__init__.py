@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("forge_core.cli.runs:runs", "List the runs in a folder."),
     "generate": ("forge_core.cli.generate:generate", "Text from a model or a run."),
     "chat": ("forge_core.cli.chat:chat", "Talk with a model or a run."),
+    "serve": ("forge_core.cli.serve:serve", "Serve a model or a run to OpenAI clients."),
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),

@@ -79,14 +79,10 @@ def chat(
 
 
 async def _build(source: PolicySource) -> Generator:
-    """The generator, in this process and in the running loop."""
-    procs = source.stage.generator_placement.procs
-    if procs > 1:
-        raise UsageError(
-            f"generator.procs: forge chat runs the generator in its own process, not in {procs}; "
-            "add generator.procs=1"
-        )
-    return source.generator.build(source.context)
+    """The generator, made while the loop runs that it is to live in."""
+    from forge_core.inference.generate import in_process
+
+    return in_process(source)
 
 
 def _talk(runner: asyncio.Runner, conversation: Conversation) -> None:

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError
+from forge_core.errors import DataError, UsageError
 from forge_core.inference.prompts import GivenPrompt, encode
 from forge_core.services.service import Service
 from forge_core.types import Completion, Sampling
 
 if TYPE_CHECKING:
     from forge_core.inference.source import PolicySource
+    from forge_core.protocols import Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,22 @@ async def generator_service(source: PolicySource) -> AsyncIterator[Service]:
             await service.close()
     finally:
         await runtime.close()
+
+
+def in_process(source: PolicySource) -> Generator:
+    """One replica of the source's generator, in this process; call it in a running event loop.
+
+    Raises:
+        UsageError: its config wants more than one process for a replica.
+        ForgeError: as the generator raises.
+    """
+    procs = source.stage.generator_placement.procs
+    if procs > 1:
+        raise UsageError(
+            f"generator.procs: the generator runs in this command's own process, not in {procs}; "
+            "add generator.procs=1"
+        )
+    return source.generator.build(source.context)
 
 
 async def generate(

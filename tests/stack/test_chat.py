@@ -70,7 +70,11 @@ def test_a_seed_repeats_a_conversation(chat_model: Path) -> None:
     [
         ((), "x" * 300, "the prompt's"),
         (("--system", "be", "--raw"), "a", "--system: this model is used without a chat template"),
-        (("generator.procs=2",), "a", "generator.procs: forge chat runs the generator in its own"),
+        (
+            ("generator.procs=2",),
+            "a",
+            "generator.procs: the generator runs in this command",
+        ),
         (("sampling.n=2",), "a", "sampling.n: unknown key"),
         (("--step", 1), "a", "--step 1: "),
     ],

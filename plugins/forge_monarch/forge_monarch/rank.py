@@ -60,6 +60,7 @@ class Rank(Actor):
     def __init__(self) -> None:
         self._host: ComponentHost | None = None
         self._running: dict[int, asyncio.Task[Any]] = {}
+        self._batches: dict[int, list[asyncio.Future[None]]] = {}
 
     @concurrent_endpoint
     async def prepare(self, boot: Boot) -> Facts:
@@ -93,13 +94,22 @@ class Rank(Actor):
             return True, pack_error(error)
 
     @concurrent_endpoint
-    async def run(self, number: int, request: bytes) -> tuple[bool, bytes]:
-        """Call a method of the component; ``request`` is a pickled (method, args, kwargs)."""
+    async def run(self, number: int, batch: int, size: int, request: bytes) -> tuple[bool, bytes]:
+        """Call a method of the component, once all calls of its batch are here.
+
+        Args:
+            number: of the call.
+            batch: that the call belongs to.
+            size: calls in the batch.
+            request: pickled (method, args, kwargs).
+        """
         task = asyncio.current_task()
         assert task is not None
         self._running[number] = task
         try:
             assert self._host is not None
+            if size > 1:
+                await self._gathered(batch, size)
             result = await self._host.call(*pickle.loads(request))
             # Every rank makes the same call; the replica's result is rank 0's.
             return False, dumps(result if self._boot.rank == 0 else None)
@@ -109,6 +119,15 @@ class Rank(Actor):
             return True, pack_error(error)
         finally:
             del self._running[number]
+
+    async def _gathered(self, batch: int, size: int) -> None:
+        gate = asyncio.get_running_loop().create_future()
+        gates = self._batches.setdefault(batch, [])
+        gates.append(gate)
+        if len(gates) == size:
+            for opened in self._batches.pop(batch):
+                opened.set_result(None)
+        await gate
 
     @concurrent_endpoint
     async def forget(self, number: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import pickle
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
@@ -31,10 +33,16 @@ class Ranks(Protocol):
 
 
 class ComponentRanks:
-    """Ranks whose component was built by ``rank.Rank``."""
+    """Ranks whose component was built by ``rank.Rank``.
+
+    Calls made in one go of the event loop are begun in one go by the ranks: what a generator
+    batches depends on what it was asked, not on when messages arrive.
+    """
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._actors = actors
+        self._batches = itertools.count()
+        self._queue: list[tuple[asyncio.Future[list[Any]], int, bytes]] = []
 
     def call(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -45,7 +53,12 @@ class ComponentRanks:
             raise TypeError(
                 f"{method}: its arguments cannot be sent to another process: {error}"
             ) from error
-        return [answer(actor.run, number, request) for actor in self._actors]
+        loop = asyncio.get_running_loop()
+        sent: asyncio.Future[list[Any]] = loop.create_future()
+        if not self._queue:
+            loop.call_soon(self._send)
+        self._queue.append((sent, number, request))
+        return [_answer(sent, rank) for rank in range(len(self._actors))]
 
     def cancel(self, number: int) -> None:
         for actor in self._actors:
@@ -53,6 +66,14 @@ class ComponentRanks:
 
     def close(self) -> list[Coroutine[Any, Any, Any]]:
         return [answer(actor.close) for actor in self._actors]
+
+    def _send(self) -> None:
+        queue = [entry for entry in self._queue if not entry[0].done()]
+        self._queue.clear()
+        batch = next(self._batches)
+        for sent, number, request in queue:
+            message = (number, batch, len(queue), request)
+            sent.set_result([actor.run.call_one(*message) for actor in self._actors])
 
 
 class ActorRanks:
@@ -76,7 +97,16 @@ class ActorRanks:
 
 async def answer(endpoint: Any, *args: Any) -> Any:
     """Call an endpoint of ``rank.Rank``: its value, or the component's exception raised here."""
-    failed, body = await endpoint.call_one(*args)
+    return _open(await endpoint.call_one(*args))
+
+
+async def _answer(sent: asyncio.Future[list[Any]], rank: int) -> Any:
+    answers = await sent
+    return _open(await answers[rank])
+
+
+def _open(message: tuple[bool, bytes]) -> Any:
+    failed, body = message
     if failed:
         raise unpack_error(body)
     return pickle.loads(body)

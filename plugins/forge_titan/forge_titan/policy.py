@@ -16,6 +16,7 @@ from forge_core.tensors import attention
 from forge_core.tensors.attention import gather_rows
 from forge_core.tensors.batch import PackedBatch
 from forge_titan import cpu
+from forge_titan.flavors import check_flavor
 from forge_titan.head import LogprobHead
 from forge_titan.model_spec import model_spec, padding_token
 from forge_titan.pipeline import Pipeline
@@ -43,17 +44,26 @@ class Policy:
         dtype: type that weights are kept in.
         ranks: where it is spread to.
         distributed: precision and what saves memory.
+        flavor: TorchTitan's name of the size that the model must have; None: any.
 
     Raises:
         DataError: the folder cannot be loaded, or TorchTitan has no such model.
+        UsageError: TorchTitan has no such flavour.
     """
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, ranks: Ranks, distributed: DistributedSection
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        distributed: DistributedSection,
+        flavor: str | None = None,
     ) -> None:
         self.ranks = ranks
         self.dtype = dtype
         spec = model_spec(folder)
+        if flavor is not None:
+            check_flavor(spec.name, flavor, spec.model, folder)
         self.config: Any = spec.model
         set_spmd_backend(ranks.parallelism.spmd_backend)
         # Fills in how each module is sharded, and refuses degrees that the model cannot have.

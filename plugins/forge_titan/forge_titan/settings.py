@@ -24,6 +24,10 @@ class TitanTrainerSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="where the model is trained; auto: cuda if there is one"
     )
+    flavor: str | None = Field(
+        None,
+        description="TorchTitan's name of the size that the model must have, such as 8B; null: any",
+    )
     max_tokens_per_micro_batch: int | None = Field(
         None,
         ge=1,

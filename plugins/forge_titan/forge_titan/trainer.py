@@ -199,7 +199,7 @@ class TitanTrainer:
             self.ranks.close()
 
     def _policy(self) -> Policy:
-        return Policy(self.folder, self.dtype, self.ranks, self.distributed)
+        return Policy(self.folder, self.dtype, self.ranks, self.distributed, self.settings.flavor)
 
     def _checked(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[TrainSequence]:
         """All sequences, none longer than the model's window."""

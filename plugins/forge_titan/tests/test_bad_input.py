@@ -37,7 +37,8 @@ def build(folder: Path | None, **sections: Any) -> Any:
         training=sections.get("training", TrainingSection()),
         distributed=sections.get("distributed", DistributedSection()),
     )
-    return TRAINER.build(TitanTrainerSettings(device="cpu"), context)
+    settings = TitanTrainerSettings(device="cpu", flavor=sections.get("flavor"))
+    return TRAINER.build(settings, context)
 
 
 def refusal(folder: Path, kind: type[ForgeError] = DataError, **sections: Any) -> str:
@@ -77,6 +78,19 @@ def test_a_part_that_titan_lacks_is_named(
     folder = make_folder(tmp_path)
     change_config(folder, **fields)
     assert named in refusal(folder)
+
+
+def test_a_flavour_that_does_not_exist_is_named_with_those_that_do(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    message = refusal(folder, UsageError, flavor="80b")
+    assert "no llama3 '80b'; did you mean 8B?" in message
+    assert "debugmodel, 1B, 3B, 8B, 70B, 405B" in message
+
+
+def test_a_model_of_another_flavour_is_told_apart_by_its_sizes(tmp_path: Path) -> None:
+    message = refusal(make_folder(tmp_path, "qwen3"), flavor="0.6B")
+    assert "not TorchTitan's qwen3 0.6B" in message
+    assert "width 32, not 1024" in message
 
 
 def test_another_vocabulary_names_the_tensors(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -47,6 +48,8 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "served_model_name": "policy",
+        # Not transformers' own, which vLLM changes for everybody in its process.
+        "model_impl": "vllm",
     }
     if current_platform.is_cpu():
         # Compiling a model takes minutes on a CPU.
@@ -68,7 +71,14 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
 
 def refusal(error: BaseException) -> ConfigError:
     """vLLM's reason for not starting, in one line."""
-    return ConfigError(f"generator vllm: vLLM did not start: {reason(error)}")
+    # What follows the first sentence is advice about vLLM's own command.
+    text = re.split(r"(?<=[.!?])\s+(?=[A-Z])", reason(error))[0]
+    if "KV cache" in text or "cache blocks" in text:
+        text += (
+            " (room for the KV cache: generator.engine.kv_cache_memory_bytes or "
+            "gpu_memory_utilization; what one sequence needs of it: max_model_len)"
+        )
+    return ConfigError(f"generator vllm: vLLM did not start: {text}")
 
 
 def reason(error: BaseException) -> str:

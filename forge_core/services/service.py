@@ -39,7 +39,7 @@ class ServiceOptions:
             started again. False for components whose state cannot be made again (trainers): a
             death fails the service.
         tries: most replicas a call is given to, in all.
-        restarts: most restarts of each replica.
+        restarts: most restarts of a replica that answers no call between them.
         restart_delay: seconds before the second restart attempt in a row; doubles with each.
         outage_limit: seconds without a healthy replica after which the service fails.
         stop_limit: seconds a replica may take to stop.
@@ -112,6 +112,8 @@ class _Slot:
     health: Health = Health.UNINITIALIZED
     live: LiveReplica | None = None
     restarts: int = 0
+    in_vain: int = 0
+    """Restarts since it last answered a call."""
     cause: str = ""
 
 
@@ -372,6 +374,7 @@ class Service:
             raise
         self._counters.latency += time.perf_counter() - started
         self._counters.finished += 1
+        self._slots[live.index].in_vain = 0
         return result
 
     def _waiting(self, what: str) -> AbstractContextManager[None]:
@@ -502,12 +505,14 @@ class Service:
 
     async def _recover(self, slot: _Slot, dead: LiveReplica) -> None:
         """Replace a dead replica; it comes back only after it has passed every hook."""
+        started = time.perf_counter()
         await self._stop(dead)
         delay = 0.0
-        while slot.restarts < self._options.restarts and self._failure is None:
+        while slot.in_vain < self._options.restarts and self._failure is None:
             await asyncio.sleep(delay)
             delay = max(self._options.restart_delay, delay * 2)
             slot.restarts += 1
+            slot.in_vain += 1
             self._counters.restarts += 1
             live = None
             try:
@@ -527,11 +532,13 @@ class Service:
                     await self._stop(live)
                 continue
             self._admit(live)
+            seconds = time.perf_counter() - started
             self._emit(
                 "replica_restarted",
-                f"{self.name}: replica {slot.index} is back "
-                f"(restart {slot.restarts} of {self._options.restarts})",
+                f"{self.name}: replica {slot.index} is back after {seconds:.1f} s "
+                f"(restart {slot.restarts})",
                 slot,
+                seconds=seconds,
             )
             return
         self._lose(slot)
@@ -629,9 +636,9 @@ class Service:
             replica=live.index,
         )
 
-    def _emit(self, kind: str, message: str, slot: _Slot | None = None) -> None:
+    def _emit(self, kind: str, message: str, slot: _Slot | None = None, **more: Any) -> None:
         if self._on_event is not None:
-            data: dict[str, Any] = {"service": self.name}
+            data: dict[str, Any] = {"service": self.name, **more}
             if slot is not None:
                 data |= {"replica": slot.index, "restarts": slot.restarts, "cause": slot.cause}
             self._on_event(kind, message, data)

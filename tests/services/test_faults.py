@@ -98,6 +98,15 @@ async def test_restarts_are_bounded_and_the_service_goes_on_with_the_rest(site, 
     assert policy.status().health == Health.HEALTHY
 
 
+async def test_a_replica_that_answers_between_its_deaths_is_started_again_and_again(site, start):
+    policy = await start(restarts=2)
+    for deaths in range(1, 6):
+        site.replicas[-1].kill("kill -9")
+        await until(lambda deaths=deaths: policy.status().replicas[0].restarts == deaths)
+        assert await policy.index.route() == 0
+    assert kinds(site) == ["replica_died", "replica_restarted"] * 5
+
+
 async def test_when_restarts_are_exhausted_everyone_gets_one_clear_error(site, start):
     policy = await start(replicas=2, restarts=1)
     site.unbuildable = {0, 1}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import socket
 import sys
 import traceback
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from forge_core.component import BuildContext, Selection
+from forge_core.processes.frames import dumps
 
 DEADLINE = 120.0
 """Seconds that a call of all ranks may take."""
@@ -29,6 +31,7 @@ class RankError(Exception):
 class RankPool:
     """Processes that build a component together and are called together.
 
+    Components may be defined in the test module: they travel by value.
     Use it as a context manager, in a fixture of module scope.
 
     Args:
@@ -92,7 +95,7 @@ class Together:
             RankError: the first rank that raised, with its traceback.
         """
         for rank, pipe in enumerate(self.pipes):
-            pipe.send(request(rank))
+            pipe.send_bytes(dumps(request(rank)))
         answers = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(DEADLINE):
@@ -126,7 +129,7 @@ async def _answer(pipe: Connection) -> None:
     component: Any = None
     while True:
         try:
-            kind, arguments = await asyncio.to_thread(pipe.recv)
+            kind, arguments = pickle.loads(await asyncio.to_thread(pipe.recv_bytes))
         except EOFError:
             os._exit(0)  # nobody listens; a collective may be under way
         try:

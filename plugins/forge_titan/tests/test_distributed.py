@@ -11,7 +11,7 @@ import torch
 
 from forge_core import BuildContext, Component, Selection, TrainSequence
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.models.folder import materialize
+from forge_core.models.folder import load_model, materialize
 from forge_core.testing.ranks import RankPool, Together
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
@@ -133,4 +133,101 @@ async def test_two_ranks_train_as_one(
         await single.close()
     trainer = build(ranks, model, loss, LAYOUTS[layout])
     assert_same(await losses(trainer), alone[loss])
+    await trainer.close()
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
+async def test_a_checkpoint_goes_on_on_two_ranks_and_on_one(
+    ranks: RankPool, model: Path, tmp_path: Path, layout: str
+) -> None:
+    """Stopped at step 10 of 20: the rest equals the uninterrupted run."""
+    trainer = build(ranks, model, "grpo", LAYOUTS[layout])
+    await losses(trainer, 0, 10)
+    await trainer.save(tmp_path)
+    expected = await losses(trainer, 10, 20)
+    resumed = build(ranks, model, "grpo", LAYOUTS[layout])
+    await resumed.load(tmp_path)
+    for (loss, norm, _), (other, other_norm, _) in zip(
+        await losses(resumed, 10, 20), expected, strict=True
+    ):
+        assert loss == pytest.approx(other, abs=1e-6)
+        assert norm == pytest.approx(other_norm, rel=1e-5)
+    await resumed.close()
+    single = build(ranks, model, "grpo", {}, ranks=1)
+    await single.load(tmp_path)
+    assert_same(await losses(single, 10, 20), expected)
+    await single.close()
+
+
+async def test_a_checkpoint_of_one_rank_goes_on_on_two(
+    ranks: RankPool, model: Path, tmp_path: Path
+) -> None:
+    single = build(ranks, model, "cross_entropy", {}, ranks=1)
+    await losses(single, 0, 3)
+    await single.save(tmp_path)
+    expected = await losses(single, 3, 6)
+    await single.close()
+    for layout in LAYOUTS.values():
+        trainer = build(ranks, model, "cross_entropy", layout)
+        await trainer.load(tmp_path)
+        assert_same(await losses(trainer, 3, 6), expected)
+        await trainer.close()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_what_two_ranks_save_loads_in_transformers(
+    ranks: RankPool, tmp_path: Path, layout: str, architecture: str
+) -> None:
+    """Logits equal those that the ranks trained with."""
+    folder = make_model(tmp_path / "before", architecture)
+    trainer = build(ranks, folder, "cross_entropy", LAYOUTS[layout])
+    await losses(trainer, 0, 2)
+    (tmp_path / "after").mkdir()
+    await trainer.save(tmp_path / "after")
+    sequences = [TrainSequence(s.tokens, s.loss_mask) for s in batch(0)[0]]
+    rows = await trainer.logprobs(sequences)
+    await trainer.close()
+    loaded = load_model(tmp_path / "after")
+    for sequence, row in zip(sequences, rows, strict=True):
+        tokens = torch.tensor(sequence.tokens)
+        with torch.no_grad():
+            scores = loaded(tokens[None]).logits[0, :-1].log_softmax(-1)
+        expected = scores.gather(1, tokens[1:, None])[:, 0]
+        mask = torch.tensor(sequence.loss_mask[1:])
+        torch.testing.assert_close(torch.tensor(row[1:])[mask], expected[mask], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_ranks_without_sequences_do_not_hold_up_the_others(
+    ranks: RankPool, model: Path, layout: str
+) -> None:
+    alone = build(ranks, model, "cross_entropy", {}, ranks=1)
+    (one, *_), _ = batch(0)
+    expected = [await alone.train_step(b) for b in ([[one]], [], [[]])]
+    (expected_row,) = await alone.logprobs([one])
+    await alone.close()
+    trainer = build(ranks, model, "cross_entropy", LAYOUTS[layout])
+    found = [await trainer.train_step(b) for b in ([[one]], [], [[]])]
+    (row,) = await trainer.logprobs([one])
+    assert await trainer.logprobs([]) == []
+    await trainer.close()
+    for result, other in zip(found, expected, strict=True):
+        assert (result.tokens, result.trained_tokens) == (other.tokens, other.trained_tokens)
+        assert result.loss == pytest.approx(other.loss, abs=1e-5)
+        assert result.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+    assert row == pytest.approx(expected_row, abs=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_the_reference_is_spread_like_the_policy(
+    ranks: RankPool, model: Path, layout: str
+) -> None:
+    trainer = build(ranks, model, "cross_entropy", LAYOUTS[layout])
+    sequences = [TrainSequence(s.tokens, s.loss_mask) for s in batch(0)[1]]
+    before = await trainer.logprobs(sequences)
+    await trainer.hold_reference()
+    await losses(trainer, 0, 1)
+    assert await trainer.logprobs(sequences, reference=True) == before
+    assert await trainer.logprobs(sequences) != before
     await trainer.close()

@@ -1,0 +1,141 @@
+"""Runs of the real TorchTitan on two ranks, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core import BuildContext, Component, Forge, ForgeError, Settings, hookimpl
+from forge_core.testing.command import run_as_process
+from forge_sft.plugin import forge_losses
+
+SMALL = {
+    "FORGE_STAGES__SFT__TRAINING__STEPS": "2",
+    "FORGE_STAGES__SFT__TRAINING__BATCH_SIZE": "16",
+    "FORGE_STAGES__GRPO__TRAINING__STEPS": "2",
+    "FORGE_STAGES__GRPO__TRAINING__BATCH_SIZE": "16",
+    "FORGE_EVAL_DATASET__SIZE": "10",
+}
+"""The quickstart in seconds in place of minutes."""
+
+
+class Mishaps:
+    """Cross-entropy that goes wrong on rank 1, in the second step."""
+
+    @hookimpl
+    def forge_losses(self) -> Iterable[Component[Any]]:
+        for name, build in (("raises", build_raising), ("dies", build_dying)):
+            yield Component(name=name, settings=Settings, build=build, summary=name)
+
+
+class Mishap:
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, loss: Any, rank: int, happen: Any) -> None:
+        self._loss, self._rank, self._happen = loss, rank, happen
+        self._calls = 0
+
+    def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
+        self._calls += 1
+        if self._calls == 2 and self._rank == 1:
+            self._happen()
+        return self._loss(logprobs, batch, entropy)
+
+
+def build_raising(settings: Settings, context: BuildContext) -> Any:
+    return Mishap(cross_entropy(context), context.rank, raise_something)
+
+
+def build_dying(settings: Settings, context: BuildContext) -> Any:
+    return Mishap(cross_entropy(context), context.rank, die)
+
+
+def raise_something() -> None:
+    raise ArithmeticError("rank one will not have it")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cross_entropy(context: BuildContext) -> Any:
+    (component,) = forge_losses()
+    return component.build(component.settings(), replace(context, loss=None))
+
+
+def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
+    """SFT and GRPO, weights to the sampler in another process, checkpoints, held-out scores."""
+    result = run_as_process(
+        *("run", "quickstart", "--trainer", "titan", "--nproc-per-node", "2"),
+        cwd=tmp_path,
+        environ=SMALL,
+        timeout=300,
+    )
+    assert result.exit_code == 0, result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["sft", "sft", "grpo", "grpo"]
+    # The sampler holds the very weights that the ranks train.
+    assert rows[-1]["mismatch/logprob_abs_max"] < 1e-4
+    assert {path.name for path in (run / "logs").iterdir()} >= {
+        "trainer-0-rank0.log",
+        "trainer-0-rank1.log",
+    }
+    state = run / "checkpoints" / "step_4" / "trainer_state"
+    assert len(list(state.glob("*.distcp"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("mishap", "told"),
+    [
+        ("raises", ["ArithmeticError: rank one will not have it", "rank 1"]),
+        ("dies", ["rank 1", "SIGKILL"]),
+    ],
+)
+def test_one_ranks_failure_ends_the_run_with_its_own_cause(
+    tmp_path: Path, mishap: str, told: list[str]
+) -> None:
+    config = {
+        "model": {
+            "init": {
+                "architecture": "qwen3",
+                "characters": "0123456789+=",
+                "config": {
+                    "hidden_size": 32,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "head_dim": 16,
+                    "intermediate_size": 64,
+                    "max_position_embeddings": 64,
+                },
+            }
+        },
+        "dataset": {"use": "arithmetic", "low": 0, "high": 9},
+        "recipe": {"use": "sft"},
+        "training": {"steps": 3, "batch_size": 8},
+        "trainer": {"use": "titan", "procs": 2},
+        "loss": {"use": mishap},
+        "checkpointing": {"output_dir": str(tmp_path)},
+        "trackers": {"console": None},
+    }
+    with pytest.raises(ForgeError) as raised:
+        Forge(plugins=[Mishaps()]).run(config)
+    ended = time.time()
+    assert raised.value.exit_code == 1
+    (run,) = tmp_path.iterdir()
+    text = str(raised.value) + (run / "error.txt").read_text()
+    for words in told:
+        assert words in text
+    # Nobody waited for a collective to time out (that takes minutes).
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["stage_step"] == 1
+    assert ended - (run / "metrics.jsonl").stat().st_mtime < 60

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 
-from forge_core.errors import ConfigError, RunFailed
+from forge_core.errors import ConfigError, ForgeError, RunFailed
 from forge_vllm.engine_args import reason
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class PolicyServer:
             replica: added to a port that is not 0, so that replicas do not meet on one.
 
         Raises:
-            ConfigError: vLLM refuses the arguments, or the address is not to be had.
+            ConfigError: vLLM refuses the arguments or the model, or the address is not to be had.
         """
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -75,9 +75,13 @@ class PolicyServer:
             await init_app_state(engine, app.state, args, tasks)
             server = cls(app, listener, version)
             await server._serve(args)
-        except BaseException:
+        except BaseException as error:
             listener.close()
-            raise
+            if not isinstance(error, Exception) or isinstance(error, ForgeError):
+                raise
+            raise ConfigError(
+                f"generator.serve: vLLM's server did not start: {reason(error)}"
+            ) from error
         return server
 
     @contextmanager

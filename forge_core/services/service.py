@@ -41,7 +41,8 @@ class ServiceOptions:
         tries: most replicas a call is given to, in all.
         restarts: most restarts of a replica that answers no call between them.
         restart_delay: seconds before the second restart attempt in a row; doubles with each.
-        outage_limit: seconds without a healthy replica after which the service fails.
+        outage_limit: seconds without a healthy replica after which the service fails. An engine with a
+            large model takes minutes to start again.
         stop_limit: seconds a replica may take to stop.
     """
 
@@ -50,7 +51,7 @@ class ServiceOptions:
     tries: int = 3
     restarts: int = 3
     restart_delay: float = 0.1
-    outage_limit: float = 60.0
+    outage_limit: float = 600.0
     stop_limit: float = 10.0
 
 

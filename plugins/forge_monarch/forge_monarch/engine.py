@@ -10,17 +10,17 @@ from forge_core import PluginError
 TUNING = {
     # How soon a death is noticed. Default 10 s: too long for requests in flight to wait.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",
-    # How long a process may be silent before it counts as hung. Defaults 1 min and 30 s.
-    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "5s",
-    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "5s",
     # The default of 10 MB ends the client when a message is longer.
     "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(1 << 40),
 }
 """Variables that Monarch reads when it is imported; those that are set already are left alone."""
 
 
-def load() -> None:
+def load(hang_after: float) -> None:
     """Import Monarch, tuned.
+
+    Args:
+        hang_after: seconds a process may be silent before it counts as hung.
 
     Raises:
         PluginError: it is not installed, or cannot be imported.
@@ -30,6 +30,7 @@ def load() -> None:
         os.environ.setdefault(name, value)
     try:
         from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+        from monarch.config import configure
     except ImportError as error:
         raise PluginError(
             f"runtime 'monarch': torchmonarch cannot be imported ({error}); "
@@ -37,3 +38,5 @@ def load() -> None:
         ) from error
     if imported:
         reload_config_from_env()
+    silence = f"{round(hang_after * 1000)}ms"
+    configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def build_monarch(settings: MonarchSettings, context: BuildContext) -> MonarchRuntime:
     from forge_monarch.engine import load
 
-    load()
+    load(settings.hang_after)
     from forge_monarch.runtime import MonarchRuntime
 
     return MonarchRuntime(settings)

@@ -77,6 +77,13 @@ class MonarchSettings(Settings):
         default_factory=dict, description="service (generator, trainer) -> where its replicas live"
     )
 
+    hang_after: float = Field(
+        15.0,
+        gt=0,
+        description="seconds a process may be silent before its replica counts as hung and is "
+        "replaced; a machine with too little CPU may be silent for seconds",
+    )
+
     @model_validator(mode="after")
     def _one_source(self) -> MonarchSettings:
         sources = [

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forge_core import BuildContext, Selection
 from forge_core.protocols import Runtime
 from forge_core.testing.conformance.runtime import ProcessRuntimeConformance
 from forge_core.testing.context import bare_context
@@ -24,3 +31,20 @@ class TestOnThisHost(ProcessRuntimeConformance):
     @pytest.fixture
     def runtime(self, runtime: Runtime) -> Runtime:
         return runtime
+
+    async def test_a_hang_is_noticed_and_the_hung_process_ended(
+        self, probe: Selection[Any], context: BuildContext
+    ) -> None:
+        runtime = MONARCH.build(MonarchSettings(hang_after=3), bare_context())
+        try:
+            replica = await runtime.spawn(self._spec(probe, context))
+            pid = await replica.call("pid", (), {})
+            os.kill(pid, signal.SIGSTOP)
+            started = time.monotonic()
+            cause = await asyncio.wait_for(replica.wait_dead(), 20)
+            assert "does not answer" in cause
+            assert time.monotonic() - started > 2
+            await replica.stop()
+            assert not Path(f"/proc/{pid}").exists()
+        finally:
+            await runtime.close()

@@ -64,7 +64,7 @@ def context() -> BuildContext:
     )
 
 
-def children() -> set[int]:
+def _children() -> set[int]:
     """Processes that this one started, zombies left out."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -81,12 +81,18 @@ _SELF = int(Path("/proc/self").readlink().name)
 
 
 @pytest.fixture
+def children() -> Callable[[], set[int]]:
+    """Ask for the processes that this one has started."""
+    return _children
+
+
+@pytest.fixture
 async def no_process_left() -> AsyncIterator[None]:
     """After the test this process has no child that it had not before."""
-    before = children()
+    before = _children()
     yield
     for _ in range(100):
-        if not children() - before:
+        if not _children() - before:
             return
         await asyncio.sleep(0.1)
-    assert children() - before == set()
+    assert _children() - before == set()

@@ -41,8 +41,8 @@ class ServiceOptions:
         tries: most replicas a call is given to, in all.
         restarts: most restarts of a replica that answers no call between them.
         restart_delay: seconds before the second restart attempt in a row; doubles with each.
-        outage_limit: seconds without a healthy replica after which the service fails. An engine with a
-            large model takes minutes to start again.
+        outage_limit: seconds without a healthy replica after which the service fails. An engine
+            with a large model takes minutes to start again.
         stop_limit: seconds a replica may take to stop.
     """
 

@@ -150,6 +150,11 @@ def _check_tensor(degrees: Degrees, shape: ModelShape) -> None:
 def _check_pipeline(degrees: Degrees, schedule: str, shape: ModelShape) -> None:
     if degrees.pipeline == 1:
         return
+    if degrees.context > 1:
+        raise UsageError(
+            f"distributed.context_parallel_degree: {degrees.context}, but trainer titan does not "
+            "split sequences inside a pipeline; leave it or pipeline_parallel_degree at 1"
+        )
     stages = degrees.pipeline * STAGES_PER_RANK[schedule]
     if stages > shape.layers:
         raise UsageError(

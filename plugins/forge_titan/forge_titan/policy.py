@@ -16,9 +16,10 @@ from forge_core.tensors import attention
 from forge_core.tensors.attention import gather_rows
 from forge_core.tensors.batch import PackedBatch
 from forge_titan import cpu
+from forge_titan.context import held, put_together, split_batch
 from forge_titan.flavors import check_flavor
 from forge_titan.head import LogprobHead
-from forge_titan.model_spec import model_spec, padding_token
+from forge_titan.model_spec import model_spec, padding_token, use_flex_attention
 from forge_titan.pipeline import Pipeline
 from forge_titan.ranks import Ranks
 from forge_titan.titan import (
@@ -65,6 +66,8 @@ class Policy:
         if flavor is not None:
             check_flavor(spec.name, flavor, spec.model, folder)
         self.config: Any = spec.model
+        if ranks.degrees.context > 1 and ranks.device.type == "cuda":
+            use_flex_attention(spec)
         set_spmd_backend(ranks.parallelism.spmd_backend)
         # Fills in how each module is sharded, and refuses degrees that the model cannot have.
         spec.model.update_from_config(config=SimpleNamespace(parallelism=ranks.parallelism))
@@ -142,9 +145,13 @@ class Policy:
         if self._pipeline is not None and batches:
             self._pipeline.run(batches, score, train=train)
             return
+        split = self.ranks.degrees.context > 1
         for index, batch in enumerate(batches):
             with torch.set_grad_enabled(train):
-                result = score(index, self._hidden(batch))
+                if split:
+                    result = read(index, *self._score_split(batch, temperature, with_entropy))
+                else:
+                    result = score(index, self._hidden(batch))
             if train:
                 torch.autograd.backward(result)
 
@@ -157,15 +164,36 @@ class Policy:
         )
         return hidden
 
-    def release(self) -> None:
-        """Free what FSDP keeps gathered after a forward pass without a backward pass.
+    def _score_split(
+        self, batch: PackedBatch, temperature: float, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Scores of a batch of whose tokens this rank runs a part."""
+        (model,) = self.parts
+        part = split_batch(batch, self.ranks, self.window)
+        hidden = local(model(part.tokens, positions=part.positions, attention_masks=part.mask))
+        indices, rows = held(part.places, batch.targets - 1)
+        scores = model.lm_head(
+            gather_rows(hidden[0], rows),
+            batch.tokens[batch.targets[indices]],
+            temperature,
+            with_entropy,
+        )
+        count = batch.targets.numel()
+        logprobs, entropy = (
+            None if mine is None else put_together(mine, indices, count, self.ranks)
+            for mine in scores
+        )
+        assert logprobs is not None
+        return logprobs, entropy
 
-        Its copy would also outlive a change of the weights.
+    def release(self) -> None:
+        """End forward passes that no backward pass follows, for FSDP waits for one.
+
+        Until then it keeps gathered weights, which would outlive a change of the sharded ones.
         """
         for part in self.parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            if isinstance(part, FSDPModule):
+                part.reset_iter_state()
 
     @torch.no_grad()
     def copy_from(self, other: Policy) -> None:

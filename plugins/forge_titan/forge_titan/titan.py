@@ -19,6 +19,7 @@ from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.distributed.compile import apply_compile
+from torchtitan.distributed.context_parallel import prepare_context_parallel_input
 from torchtitan.distributed.utils import clip_grad_norm_, set_spmd_backend
 from torchtitan.models import llama3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
@@ -58,6 +59,7 @@ __all__ = [
     "llama3",
     "make_ffn_config",
     "make_gqa_config",
+    "prepare_context_parallel_input",
     "qwen3",
     "set_default_dtype",
     "set_spmd_backend",

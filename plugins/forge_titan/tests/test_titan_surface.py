@@ -41,6 +41,10 @@ def test_one_module_imports_torchtitan() -> None:
         ),
         (titan.make_ffn_config, "dim hidden_dim w1_param_init w2w3_param_init"),
         (titan.apply_compile, "model compile_config parallel_dims"),
+        (
+            titan.prepare_context_parallel_input,
+            "inputs labels extra_kwargs cp_mesh device load_balancer_type",
+        ),
         (titan.clip_grad_norm_, "parameters max_norm foreach pp_mesh ep_enabled"),
         (titan.LRSchedulersContainer, "optimizers lr_lambda"),
         (titan.Llama3Model.forward, "tokens positions attention_masks"),

@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("forge_core.cli.generate:generate", "Text from a model or a run."),
     "chat": ("forge_core.cli.chat:chat", "Talk with a model or a run."),
     "serve": ("forge_core.cli.serve:serve", "Serve a model or a run to OpenAI clients."),
+    "worker": (
+        "forge_core.cli.worker:worker",
+        "Make this machine a host that runs elsewhere can use.",
+    ),
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),

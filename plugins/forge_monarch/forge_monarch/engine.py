@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import os
 import sys
 
@@ -40,3 +43,18 @@ def load(hang_after: float) -> None:
         reload_config_from_env()
     silence = f"{round(hang_after * 1000)}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
+
+
+@functools.cache
+def leave_at_exit() -> None:
+    """Have Monarch's client end quietly with the process; once Monarch has been used.
+
+    Its own handler gives up after a second, and says so with a traceback.
+    """
+    from monarch.actor import shutdown_context
+
+    def leave() -> None:
+        with contextlib.suppress(Exception):
+            shutdown_context(host_timeout=0.3).get(timeout=5.0)
+
+    atexit.register(leave)

@@ -10,6 +10,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import this_proc
 
 from forge_core.services.spec import ReplicaSpec
+from forge_monarch.engine import leave_at_exit
 from forge_monarch.hosts import Hosts
 from forge_monarch.owner import FailureSink, Owner, listen, unlisten
 from forge_monarch.placement import hosts_of
@@ -49,7 +50,8 @@ class MonarchRuntime:
         if self._owner is None:
             listen(self._name, self._sink(asyncio.get_running_loop()))
             self._owner = this_proc().spawn("forge_owner", Owner, self._name)
-        seat = await self._hosts.seat(names, spec)
+            leave_at_exit()
+        seat = await self._hosts.seat(names, spec, self._owner)
         processes = Processes(self._owner, str(next(self._keys)), seat, spec)
         try:
             ranks = await processes.start()
@@ -69,11 +71,11 @@ class MonarchRuntime:
             *(replica.stop() for replica in self._replicas), return_exceptions=True
         )
         self._replicas.clear()
+        await self._hosts.close()
         if self._owner is not None:
             await self._owner.stop()
             self._owner = None
             unlisten(self._name)
-        await self._hosts.close()
 
     def _sink(self, loop: asyncio.AbstractEventLoop) -> FailureSink:
         def failed(mesh: str, report: str) -> None:
@@ -83,6 +85,7 @@ class MonarchRuntime:
 
     def _failed(self, mesh: str, report: str) -> None:
         # Each process also has a mesh of its logger, which fails with it and is none of ours.
+        self._hosts.failed(mesh)
         replica = self._by_mesh.get(mesh)
         if replica is not None:
             replica.failed(report)

@@ -1,0 +1,47 @@
+"""What the runtime has on every other host: an actor that says what is there, and kills."""
+
+from __future__ import annotations
+
+# Monarch is untyped to mypy.
+# mypy: disable-error-code="misc, untyped-decorator"
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from monarch.actor import Actor, concurrent_endpoint
+
+from forge_core.runtimes.devices import visible_devices
+
+
+class Warden(Actor):
+    """Lives in a process of its own, so that it answers whatever replicas do."""
+
+    @concurrent_endpoint
+    async def devices(self) -> tuple[str, ...]:
+        """Ids of the host's GPUs."""
+        return visible_devices()
+
+    @concurrent_endpoint
+    async def address(self) -> str:
+        """The host's name."""
+        return socket.gethostname()
+
+    @concurrent_endpoint
+    async def sees(self, folder: Path) -> bool:
+        """Whether a folder of the controller's is there."""
+        return folder.is_dir()
+
+    @concurrent_endpoint
+    async def kill(self, groups: Sequence[int]) -> None:
+        """Kill process groups."""
+        kill_groups(groups)
+
+
+def kill_groups(groups: Sequence[int]) -> None:
+    """Kill processes of this machine with all that they have started: each leads a group."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)

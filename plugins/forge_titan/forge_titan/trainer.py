@@ -153,7 +153,8 @@ class TitanTrainer:
             return values
 
         model.run(batches, read, train=False, temperature=temperature)
-        model.release()
+        if batches:
+            model.release()
         merged: dict[int, list[float]] = {}
         for part in self.ranks.gather(self._from_head(found), "batch"):
             merged |= part

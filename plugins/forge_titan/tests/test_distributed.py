@@ -26,6 +26,7 @@ LAYOUTS = {
     "replicate": {"strategy": "ddp"},
     "tensor": {"tensor_parallel_degree": 2},
     "pipeline": {"pipeline_parallel_degree": 2},
+    "context": {"context_parallel_degree": 2},
 }
 
 
@@ -136,26 +137,28 @@ async def test_two_ranks_train_as_one(
     await trainer.close()
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
+@pytest.mark.parametrize(
+    ("layout", "stop", "end"), [("fsdp", 10, STEPS), ("tensor", 2, 5), ("pipeline", 2, 5)]
+)
 async def test_a_checkpoint_goes_on_on_two_ranks_and_on_one(
-    ranks: RankPool, model: Path, tmp_path: Path, layout: str
+    ranks: RankPool, model: Path, tmp_path: Path, layout: str, stop: int, end: int
 ) -> None:
-    """Stopped at step 10 of 20: the rest equals the uninterrupted run."""
+    """The rest equals the uninterrupted run."""
     trainer = build(ranks, model, "grpo", LAYOUTS[layout])
-    await losses(trainer, 0, 10)
+    await losses(trainer, 0, stop)
     await trainer.save(tmp_path)
-    expected = await losses(trainer, 10, 20)
+    expected = await losses(trainer, stop, end)
     resumed = build(ranks, model, "grpo", LAYOUTS[layout])
     await resumed.load(tmp_path)
     for (loss, norm, _), (other, other_norm, _) in zip(
-        await losses(resumed, 10, 20), expected, strict=True
+        await losses(resumed, stop, end), expected, strict=True
     ):
         assert loss == pytest.approx(other, abs=1e-6)
         assert norm == pytest.approx(other_norm, rel=1e-5)
     await resumed.close()
     single = build(ranks, model, "grpo", {}, ranks=1)
     await single.load(tmp_path)
-    assert_same(await losses(single, 10, 20), expected)
+    assert_same(await losses(single, stop, end), expected)
     await single.close()
 
 

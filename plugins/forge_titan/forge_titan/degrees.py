@@ -103,6 +103,11 @@ def check_degrees(context: BuildContext) -> Degrees:
     """
     distributed = context.distributed
     degrees = resolve_degrees(distributed, context.world_size)
+    if degrees.pipeline > 1 and degrees.context > 1:
+        raise UsageError(
+            f"distributed.context_parallel_degree: {degrees.context} together with "
+            f"pipeline_parallel_degree {degrees.pipeline} is not something trainer titan does"
+        )
     if degrees.pipeline > 1:
         _check_schedule(distributed.pipeline_parallel_schedule)
     shape = model_shape(context.model)

@@ -90,6 +90,11 @@ def test_degrees_that_do_not_multiply_to_the_ranks(
             r"no schedule '1f1b'; did you mean 1F1B\?",
         ),
         ({"expert_parallel_degree": 2}, 2, "dense model without experts"),
+        (
+            {"context_parallel_degree": 2, "pipeline_parallel_degree": 2},
+            4,
+            "2 together with pipeline_parallel_degree 2",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_shared_out_so(

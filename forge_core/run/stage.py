@@ -22,7 +22,8 @@ from forge_core.run.evaluation import evaluate
 from forge_core.run.plan import early_context
 from forge_core.run.records import StepRecord
 from forge_core.run.step import Step
-from forge_core.services.service import Service, ServiceOptions
+from forge_core.services.options import ServiceOptions
+from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
 from forge_core.types import Episode, Sampling, Task, WeightManifest
 

@@ -1,7 +1,8 @@
 """Services: replicas of one component behind one handle (``service.Service``)."""
 
 from forge_core.services.metrics import Health, ReplicaStatus, ServiceStatus
-from forge_core.services.service import Service, ServiceOptions
+from forge_core.services.options import ServiceOptions
+from forge_core.services.service import Service
 from forge_core.services.spec import ReplicaSpec
 from forge_core.services.weights import update_weights
 

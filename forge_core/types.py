@@ -58,9 +58,12 @@ class Sampling:
         top_p: smallest set of tokens whose probability reaches this; 1 turns it off.
         top_k: that many most probable tokens; 0 turns it off.
         stop_token_ids: a completion ends with the first of these; it is kept as its last token.
+        stop: a completion ends with the token that completes one of these strings in its text; it
+            is kept as its last token. Not every generator knows them.
         n: completions for the prompt; they share the prompt's computation.
         seed: sample i of n draws from a stream derived from (seed, i), so that what it samples does
             not depend on what else is in the batch. None: not reproducible.
+        priority: a lower number is served first where requests wait. Not every generator knows it.
     """
 
     max_tokens: int = 256
@@ -68,8 +71,10 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     n: int = 1
     seed: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class VllmGenerator:
         params = [sampling_params(sampling, index, most, extra) for index in range(sampling.n)]
         self._running += sampling.n
         try:
-            outputs = await self._engine.generate(prompt, params, 0)
+            outputs = await self._engine.generate(prompt, params, sampling.priority)
         except Exception as error:
             if is_refusal(error):
                 raise DataError(f"vLLM refuses the request: {error}") from error
@@ -107,7 +107,7 @@ class VllmGenerator:
         count = 0
         self._running += 1
         try:
-            async with aclosing(self._engine.stream(prompt, params, 0)) as outputs:
+            async with aclosing(self._engine.stream(prompt, params, sampling.priority)) as outputs:
                 async for output, spans in outputs:
                     part = completion_part(output, spans, count)
                     count += len(part.tokens)

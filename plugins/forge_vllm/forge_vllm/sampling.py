@@ -79,11 +79,12 @@ def sampling_params(
             top_k=sampling.top_k,
             seed=None if sampling.seed is None else derive_seed(sampling.seed, index),
             stop_token_ids=list(sampling.stop_token_ids),
+            stop=list(sampling.stop),
             ignore_eos=True,
             max_tokens=max_tokens,
             logprobs=0,
             flat_logprobs=True,
-            detokenize=False,
+            detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -32,6 +33,10 @@ SHUTDOWN_LIMIT = 5.0
 """Seconds that the engine has to end before it is killed."""
 
 
+# A dead engine is reported by ours.
+logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
+
+
 class SeparateEngine:
     """vLLM's engine in its own process, whose workers build their ends of the transport themselves.
 
@@ -48,6 +53,7 @@ class SeparateEngine:
             self._engine: Any = AsyncLLM.from_engine_args(args)
         self.vllm_config = self._engine.vllm_config
         self.client = self._engine
+        self._processes = self._engine.engine_core.resources.engine_manager
         self._context = context
         self._connected = False
         self._named = 0
@@ -113,7 +119,13 @@ class SeparateEngine:
                 await self._fail_all(ReplicaDied("the generator was closed"))
                 if self._connected:
                     await self._answer(self._engine.collective_rpc("forge_disconnect"))
-        await asyncio.to_thread(self._engine.shutdown, SHUTDOWN_LIMIT)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        processes = self._processes.processes
+        self._engine.shutdown(SHUTDOWN_LIMIT)
+        for process in processes:  # vLLM kills what is late, but does not wait for its end
+            process.join()
 
     def _new_name(self) -> str:
         self._named += 1
@@ -178,7 +190,7 @@ class SeparateEngine:
     def _death(self) -> ReplicaDied:
         if self._closed:
             return ReplicaDied("the generator was closed")
-        codes = self._engine.engine_core.resources.engine_manager.finished_procs()
+        codes = self._processes.finished_procs()
         how = ", ".join(f"{name} ended with {code}" for name, code in codes.items())
         return ReplicaDied(f"vLLM's engine process died{f' ({how})' if how else ''}")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import pickle
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,6 +114,23 @@ def repack(model: torch.nn.Module, before: Mapping[str, Callable[..., torch.Tens
             layer.quant_method.process_weights_after_loading(layer)
         if layer.cpu_linear is old:
             raise WeightMismatch(f"vLLM still computes {name} with the weights it had before")
+
+
+def _end_with_parent() -> None:
+    """vLLM's engine process would outlive a generator's that is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# vLLM imports this module in its own processes, and calls nothing of ours there before a request.
+_end_with_parent()
 
 
 def _synchronous(

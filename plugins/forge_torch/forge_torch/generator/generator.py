@@ -232,6 +232,8 @@ def _check_sampling(sampling: Sampling) -> None:
         ("temperature", "at least 0", 0 <= sampling.temperature < float("inf")),
         ("top_p", "above 0 and at most 1", 0 < sampling.top_p <= 1),
         ("top_k", "at least 0", sampling.top_k >= 0),
+        ("stop", "empty: generator torch knows stop tokens only", not sampling.stop),
+        ("priority", "0: generator torch serves in order of arrival", sampling.priority == 0),
     ):
         if not good:
             raise DataError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")

@@ -11,10 +11,8 @@ import socket
 import string
 import subprocess
 import sys
-import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from forge_core import (
     Selection,
     WeightManifest,
     WeightMismatch,
+    hookimpl,
 )
 from forge_core.config.sections import (
     DistributedSection,
@@ -286,50 +285,37 @@ async def test_it_ends_with_its_generator(
         await client.models.list()
 
 
-class Agent(threading.Thread):
-    """A program beside a run, which asks its policy over and over."""
+class Agent:
+    """Asks a run's policy after every step, as a program beside the run does. Rewards episodes in a
+    way that teaches something in every step."""
 
     def __init__(self, runs: Path) -> None:
-        super().__init__(daemon=True)
         self._runs = runs
-        self._over = threading.Event()
         self.versions: list[int] = []
 
-    def run(self) -> None:
-        while not self._over.wait(0.05):
-            for file in self._runs.glob("*/addresses.json"):
-                with suppress(OSError, ValueError, openai.OpenAIError):
-                    self._ask(json.loads(file.read_text())["0"])
+    @hookimpl
+    def forge_episode_finished(self, episode: Any) -> None:
+        episode.reward = float(episode.tokens[-1] % 2)
 
-    def _ask(self, address: str) -> None:
-        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+    @hookimpl
+    def forge_step_finished(self, record: Any) -> None:
+        (file,) = self._runs.glob("*/addresses.json")
+        address = json.loads(file.read_text())["0"]
+        with openai.OpenAI(base_url=address, api_key="none") as client:
             completions = client.completions.with_raw_response
             answer = completions.create(model="policy", prompt="1+2=", max_tokens=3)
-            assert answer.parse().choices
-            self.versions.append(int(answer.headers["x-forge-policy-version"]))
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(tmp_path / "runs")
-    agent.start()
-    yield agent
-    agent.stop()
+        assert answer.parse().choices
+        self.versions.append(int(answer.headers["x-forge-policy-version"]))
 
 
 @pytest.mark.slow
-async def test_a_run_answers_while_it_trains(small_config: Config, agent: Agent) -> None:
-    small_config["generator"]["serve"] = {"port": 0}
+async def test_a_run_answers_while_it_trains(small_config: Config, tmp_path: Path) -> None:
+    small_config["generator"] |= {"serve": {"port": 0}, "isolate": True}
     small_config["transport"] = {"use": "shm"}
-    small_config["training"]["steps"] = 6
-    summary = Forge().run(small_config)
-    agent.stop()
-    assert len(set(agent.versions)) > 1
-    assert agent.versions == sorted(agent.versions)
+    agent = Agent(tmp_path / "runs")
+    summary = Forge(plugins=[agent]).run(small_config)
+    assert len(agent.versions) == summary.steps == 3
+    assert agent.versions == sorted(set(agent.versions)), "each step has another version"
     events = [json.loads(line) for line in (summary.folder / "events.jsonl").open()]
     (told,) = [event for event in events if event["kind"] == "address"]
     assert told["data"]["address"].startswith("http://127.0.0.1:")

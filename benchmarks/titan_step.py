@@ -214,6 +214,9 @@ class NoMonitor:
 
     device_name = "CPU"
 
+    def reset_peak_stats(self) -> None:
+        pass
+
     def get_peak_stats(self) -> Any:
         return SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0)
 

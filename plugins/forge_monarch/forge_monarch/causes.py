@@ -28,7 +28,7 @@ def describe(report: str) -> str:
         return f"was killed by {signal.Signals(int(killed[1])).name}"
     if stopped := _STOPPED.search(report):
         return f"ended with exit code {stopped[1]}"
-    if "timeout waiting" in report:
+    if "timeout waiting" in report or "no status received" in report:
         return "does not answer: it hangs, or its host is cut off"
     lines = [line.strip() for line in report.splitlines() if line.strip()]
     return f"failed: {lines[-1]}" if lines else "failed without a report"

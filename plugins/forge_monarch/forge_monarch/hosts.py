@@ -51,9 +51,19 @@ class Host:
         self.address = address
         self.mesh = mesh
         self.devices = DeviceTable(devices)
-        self.down = False
-        """It was lost; no replica is started there again."""
         self._warden = warden
+        self._down = False
+
+    async def answers(self) -> bool:
+        """Whether it can be reached; one that could not once is not asked again."""
+        if self._warden is None or self._down:
+            return not self._down
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT):
+                await self._warden.devices.call_one()
+        except (TimeoutError, SupervisionError):
+            self._down = True
+        return not self._down
 
     async def kill(self, groups: Sequence[int]) -> None:
         """Kill process groups, if the host can be reached."""
@@ -101,7 +111,6 @@ class Hosts:
         self._settings = settings
         self._hosts: dict[str, Host] = {}
         self._connecting: asyncio.Lock = asyncio.Lock()
-        self._by_warden: dict[str, Host] = {}
         self._spans: dict[tuple[str, ...], Any] = {}
         self._children: list[Child] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -130,17 +139,11 @@ class Hosts:
         async with self._connecting:
             if not self._hosts:
                 await self._connect(spec, owner)
-        hosts = self._up(names, spec)
+        hosts = await self._reachable(names, spec)
         procs = spec.placement.procs // len(hosts)
         on_each = replace(spec, placement=replace(spec.placement, procs=procs))
         devices = [host.devices.assign(on_each) for host in hosts]
         return Seat(mesh=self._mesh(hosts), hosts=hosts, devices=devices)
-
-    def failed(self, mesh: str) -> None:
-        """A mesh failed: if it was a host's warden, the host is down."""
-        host = self._by_warden.get(mesh)
-        if host is not None:
-            host.down = True
 
     async def close(self) -> None:
         """Leave the hosts; end those that are played on this machine or were asked for."""
@@ -160,15 +163,19 @@ class Hosts:
             await asyncio.to_thread(self._job.kill)
             self._job = None
 
-    def _up(self, names: Sequence[str], spec: ReplicaSpec) -> list[Host]:
+    async def _reachable(self, names: Sequence[str], spec: ReplicaSpec) -> list[Host]:
         hosts = [self._hosts[name] for name in names]
-        if len(hosts) == 1 and hosts[0].down:
+        cut_off = [host.name for host in hosts if not await host.answers()]
+        if not cut_off:
+            return hosts
+        if len(hosts) == 1:
             allowed = self._settings.placement(spec.name).hosts or tuple(self._hosts)
-            hosts = [host for name in allowed if not (host := self._hosts[name]).down][:1] or hosts
-        for host in hosts:
-            if host.down:
-                raise RunFailed(f"host {host.name!r} is cut off")
-        return hosts
+            for host in map(self._hosts.__getitem__, allowed):
+                if await host.answers():
+                    return [host]
+        raise RunFailed(
+            f"replica {spec.index} of {spec.name}: host {', '.join(cut_off)} does not answer"
+        )
 
     def _mesh(self, hosts: Sequence[Host]) -> Any:
         if len(hosts) == 1:
@@ -216,7 +223,7 @@ class Hosts:
             async with asyncio.timeout(CONNECT_LIMIT):
                 key = f"host {name}"
                 await owner.start_procs.call_one(key, mesh, 1, "warden")
-                wardens, warden_name = await owner.start_actors.call_one(key, Warden, (), {})
+                wardens, _ = await owner.start_actors.call_one(key, Warden, (), {})
                 warden = wardens.flatten("rank").slice(rank=0)
                 devices = await warden.devices.call_one()
                 reachable = await warden.address.call_one()
@@ -227,9 +234,7 @@ class Hosts:
             ) from error
         if address.startswith("tcp://"):
             reachable = _split(address)[0]
-        host = Host(name, reachable, mesh, devices, warden)
-        self._by_warden[warden_name] = host
-        return host
+        return Host(name, reachable, mesh, devices, warden)
 
     def _play_hosts(self) -> dict[str, str]:
         """Start workers on this machine; name -> address."""

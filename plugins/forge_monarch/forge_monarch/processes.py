@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+from monarch.actor import ActorError
+
 from forge_core import ReplicaDied
 from forge_core.processes.frames import dumps
 from forge_core.services.spec import ReplicaSpec
@@ -85,8 +88,8 @@ class Processes:
         try:
             async with asyncio.timeout(HALT_LIMIT):
                 await self._owner.halt.call_one(self._key)
-        except TimeoutError:
-            pass
+        except (TimeoutError, ActorError, SupervisionError):
+            pass  # a host that is cut off; its worker ends them when it misses us
         finally:
             # Also what a process that ended well has left behind.
             await self.kill()

@@ -85,7 +85,6 @@ class MonarchRuntime:
 
     def _failed(self, mesh: str, report: str) -> None:
         # Each process also has a mesh of its logger, which fails with it and is none of ours.
-        self._hosts.failed(mesh)
         replica = self._by_mesh.get(mesh)
         if replica is not None:
             replica.failed(report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, merge, pla
 from forge_core.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from forge_core.plugins.catalog import Catalog
     from forge_core.protocols import (
         Dataset,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         Trainer,
         Transport,
     )
+    from forge_core.services.options import ServiceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ class StageConfig:
     dataset: Selection[Dataset] | None
     eval_dataset: Selection[Dataset] | None
     generator_placement: Placement
+    generator_options: ServiceOptions
     trainer_placement: Placement
     rewards: Mapping[str, RewardPart]
     model: ModelSection
@@ -286,6 +290,9 @@ def _parse(
 def _parse_stage(
     name: str | None, parser: SectionParser, model: ModelSection
 ) -> StageConfig | None:
+    # Here, because the package imports asyncio, which is slow and of no use to most commands.
+    from forge_core.services.options import ServiceOptions
+
     recipe = parser.required("recipe")
     generator, generator_keys = parser.component_and_keys("generator")
     trainer, trainer_keys = parser.component_and_keys("trainer")
@@ -310,6 +317,7 @@ def _parse_stage(
         trainer=trainer,
         **sections,
         generator_placement=_placement(generator_keys),
+        generator_options=ServiceOptions(**_fields_of(ServiceOptions, generator_keys)),
         trainer_placement=_placement(trainer_keys),
         rewards=rewards,
         model=model,
@@ -321,4 +329,10 @@ def _parse_stage(
 
 
 def _placement(keys: BaseModel | None) -> Placement:
-    return Placement(**dict(keys)) if keys is not None else Placement()
+    return Placement(**_fields_of(Placement, keys))
+
+
+def _fields_of(dataclass: type[DataclassInstance], keys: BaseModel | None) -> dict[str, Any]:
+    """Those of the kernel's keys that a dataclass takes."""
+    names = {field.name for field in fields(dataclass)}
+    return {name: value for name, value in (keys or ()) if name in names}

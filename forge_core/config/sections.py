@@ -182,6 +182,14 @@ class ReplicatedKeys(PlacementKeys):
     """The kernel's keys of the generator section."""
 
     replicas: int = Field(1, ge=1, description="copies of the component behind one handle")
+    routing: Literal["least_loaded", "round_robin", "sticky", "prefix"] = Field(
+        "least_loaded",
+        description="replica that a request goes to: the least loaded; each in turn; the one that "
+        "took the episode's last (sticky); the one that holds the longest prefix of the prompt",
+    )
+    concurrency: int = Field(
+        1024, ge=1, description="most requests in flight on a replica; more wait in order"
+    )
 
 
 class RewardKeys(Settings):

@@ -176,6 +176,7 @@ class Stage:
                 self.context,
                 name="generator",
                 placement=self.config.generator_placement,
+                options=self.config.generator_options,
                 watchdog=self.session.watchdog,
                 on_event=self.session.broadcast.event,
             )
@@ -259,6 +260,9 @@ class Stage:
         await self._evaluate("after")
 
     def _report(self, step: Step) -> None:
+        if self._policy is not None:
+            lap = self._policy.lap()
+            step.timing.update({f"generator_{name}": value for name, value in lap.items()})
         record = StepRecord(
             step=step.run_number,
             stage=self.name,

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from forge_core.component import BuildContext, Placement, Selection
@@ -64,6 +64,7 @@ class Service:
         self._options = options
         self._watchdog = watchdog
         self._counters = Counters()
+        self._last_lap = Counters()
         self._rotation = Rotation(self.name, options, self._counters)
         self._lives = Lives(
             runtime,
@@ -178,6 +179,21 @@ class Service:
             "queued": self._rotation.queued,
             "queue_wait_mean": totals.queue_wait / max(1, totals.dispatched),
             "latency_mean": totals.latency / max(1, totals.finished),
+        }
+
+    def lap(self) -> dict[str, float]:
+        """What happened since the last lap: calls that were answered, retries, restarts, and the
+        mean seconds that a call waited for a place and then for its answer."""
+        now, before = self._counters, self._last_lap
+        self._last_lap = replace(now)
+        answered = now.finished - before.finished
+        placed = now.dispatched - before.dispatched
+        return {
+            "calls": answered,
+            "retries": now.retries - before.retries,
+            "restarts": now.restarts - before.restarts,
+            "queue_seconds": (now.queue_wait - before.queue_wait) / max(1, placed),
+            "call_seconds": (now.latency - before.latency) / max(1, answered),
         }
 
     def status(self) -> ServiceStatus:

@@ -70,6 +70,8 @@ def test_one_component(catalog: Catalog) -> None:
         "isolate",
         "with_gpus",
         "env",
+        "routing",
+        "concurrency",
         "url",
     }
     assert accepts(schema, {"use": "remote", "url": "http://x"})

@@ -42,6 +42,11 @@ class Worker:
     def index(self) -> int:
         return self.replica
 
+    async def slow_index(self, prompt: object) -> int:
+        """Answers after others had time to be placed."""
+        await asyncio.sleep(0)
+        return self.replica
+
     async def held(self) -> int:
         """Answers once the gate is open."""
         self.site.journal.append(f"call {self.replica}")

@@ -186,3 +186,98 @@ async def test_calls_on_a_closed_service_are_refused(start):
     for call in (policy.index.route, policy.index.fanout):
         with pytest.raises(RunFailed, match="service 'policy' is closed"):
             await call()
+
+
+async def test_round_robin_takes_each_in_turn_and_passes_over_full_ones(site, start):
+    policy = await start(replicas=3, routing="round_robin", concurrency=1)
+    assert [await policy.index.route() for _ in range(4)] == [0, 1, 2, 0]
+    held = asyncio.ensure_future(policy.held.route())
+    await calls_in_flight(site, 1)
+    assert site.journal == ["call 1"]
+    assert [await policy.index.route() for _ in range(4)] == [2, 0, 2, 0]
+    site.workers[1].gate.set()
+    assert await held == 1
+
+
+async def test_sticky_keeps_an_episode_and_the_tasks_it_starts_on_one_replica(site, start):
+    policy = await start(replicas=2, routing="sticky")
+    everyone = asyncio.Barrier(4)
+
+    async def episode():
+        first = await policy.held.route()
+        await everyone.wait()
+        turns = [await policy.index.route() for _ in range(3)]
+        turns += await asyncio.gather(*(policy.index.route() for _ in range(3)))
+        assert set(turns) == {first}
+        return first
+
+    episodes = [asyncio.ensure_future(episode()) for _ in range(4)]
+    await calls_in_flight(site, 4)
+    for worker in site.workers:
+        worker.gate.set()
+    assert sorted(await asyncio.gather(*episodes)) == [0, 0, 1, 1]
+
+
+async def test_sticky_waits_for_a_full_replica_and_leaves_a_dead_one(site, start):
+    policy = await start(replicas=2, routing="sticky", concurrency=1)
+    assert await policy.index.route() == 0
+    held = asyncio.ensure_future(policy.held.route())
+    await calls_in_flight(site, 1)
+    waiting = asyncio.ensure_future(policy.index.route())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    site.workers[0].gate.set()
+    assert await asyncio.gather(held, waiting) == [0, 0]
+    site.spawn_gate.clear()
+    site.replicas[0].kill("kill -9")
+    async with asyncio.timeout(2):
+        while policy.status().replicas[0].health == "healthy":
+            await asyncio.sleep(0)
+    assert await policy.index.route() == 1
+    site.spawn_gate.set()
+
+
+async def test_prefix_goes_where_the_longest_part_of_the_prompt_went_before(start):
+    policy = await start(replicas=3, routing="prefix")
+    system, other = list(range(40)), list(range(100, 148))
+
+    async def call(prompt):
+        return await policy.slow_index.route(prompt)
+
+    assert await asyncio.gather(*(call(prompt) for prompt in (system, other, [7] * 20))) == [
+        0,
+        1,
+        2,
+    ]
+    # A longer conversation, and another one that shares two blocks with the first.
+    assert await call([*system, *range(500, 540)]) == 0
+    assert await call([*other[:32], 9, 9, 9]) == 1
+    assert await call([*[7] * 16, 1, 2, 3]) == 2
+    # Nothing in common, or too little: the least loaded.
+    assert await call([1, 2, 3]) == 0
+    assert await call("text") == 0
+
+
+async def test_prefix_takes_another_when_the_one_that_knows_it_is_full(site, start):
+    policy = await start(replicas=2, routing="prefix", concurrency=1)
+    prompt = list(range(32))
+    assert await policy.slow_index.route(prompt) == 0
+    held = asyncio.ensure_future(policy.held.route())
+    await calls_in_flight(site, 1)
+    assert await policy.slow_index.route(prompt) == 1
+    site.workers[0].gate.set()
+    assert await held == 0
+
+
+async def test_a_lap_tells_what_happened_since_the_last(site, start):
+    policy = await start()
+    await policy.index.route()
+    first = policy.lap()
+    assert first["calls"] == 1
+    assert first["call_seconds"] > 0
+    with pytest.raises(RunFailed):
+        await policy.die.route()
+    second = policy.lap()
+    assert (second["calls"], second["retries"]) == (0, 2)
+    assert policy.lap()["retries"] == 0

@@ -22,7 +22,7 @@ from forge_vllm.sampling import (
     is_refusal,
     sampling_params,
 )
-from forge_vllm.settings import VllmSettings
+from forge_vllm.settings import VllmSettings, check_transport
 from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ class VllmGenerator:
         try:
             check_model(args, separate=separate)
             if separate:
+                check_transport(self._context, "a GPU")
                 from forge_vllm.separate import SeparateEngine
 
                 return SeparateEngine(args, self._context)

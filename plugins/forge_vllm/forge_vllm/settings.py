@@ -112,8 +112,11 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         "SamplingParams",
         OWNED_SAMPLING_KEYS,
     )
+    if settings.engine_process:
+        check_transport(context, "generator.engine_process")
     if settings.serve is None:
         return
+    check_transport(context, "generator.serve")
     if settings.engine_process is False:
         raise ConfigError(
             "generator.serve: needs the engine in a process of its own; leave "
@@ -126,6 +129,24 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         "BaseFrontendArgs",
         OWNED_SERVER_KEYS,
     )
+
+
+def check_transport(context: BuildContext, cause: str) -> None:
+    """Refuse a transport that does not reach an engine in a process of its own.
+
+    Args:
+        context: with the transport.
+        cause: what puts the engine there.
+
+    Raises:
+        ConfigError: names both.
+    """
+    transport = context.transport
+    if transport is not None and transport.component.one_process:
+        raise ConfigError(
+            f"transport.use: transport {transport.name!r} works within one process, and {cause} "
+            "puts the engine into another; use --transport shm"
+        )
 
 
 def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenerator:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from forge_core.config.sections import (
 )
 from forge_core.models.folder import load_model, load_tokenizer, materialize
 from forge_core.protocols import ServingGenerator, Transport
-from forge_torch.transports.components import SHM, ShmSettings
+from forge_torch.transports.components import MEMORY, SHM, MemorySettings, ShmSettings
 from forge_vllm.server import PolicyServer
 from forge_vllm.settings import GENERATOR, VllmSettings, check_generator
 
@@ -266,6 +267,16 @@ async def test_what_cannot_work_is_said_before_a_start(
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         check_generator(VllmSettings(**settings), context)
+
+
+async def test_a_transport_that_does_not_reach_the_engine(context: BuildContext) -> None:
+    memory = Selection(family="transport", component=MEMORY, settings=MemorySettings())
+    context = replace(context, transport=memory)
+    with pytest.raises(ConfigError, match="'memory' works within one process, and gen"):
+        check_generator(VllmSettings(serve={}), context)
+    with pytest.raises(ConfigError, match="engine_process puts the engine into another"):
+        check_generator(VllmSettings(engine_process=True), context)
+    check_generator(VllmSettings(), context)
 
 
 async def test_it_ends_with_its_generator(

@@ -1,0 +1,174 @@
+"""The presets that the plugin ships, as far as they go without their models and GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core import Forge
+from forge_core.config.sections import ModelInit, ModelSection
+from forge_core.models.folder import materialize
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3-1.7b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "tie_word_embeddings": False,
+    },
+    "llama3.1-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "tie_word_embeddings": False,
+    },
+}
+"""The sizes of each preset's model, as published."""
+
+GPU = 80.0
+"""GiB of the devices that the presets are for."""
+
+
+@pytest.fixture
+def with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``with_config(preset)``: work in a folder with the config of the preset's model.
+
+    Its window is the engine's: no sequence can be longer.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def put(preset: str) -> None:
+        config = Forge().resolve(preset)
+        path, generator = config.model.path, config.stages[0].generator
+        assert path is not None
+        assert generator is not None
+        window = generator.settings.engine["max_model_len"]  # type: ignore[attr-defined]
+        path.mkdir(parents=True)
+        sizes = {**CONFIGS[preset], "max_position_embeddings": window}
+        (path / "config.json").write_text(json.dumps(sizes))
+
+    return put
+
+
+def test_the_quickstart_with_the_engine_is_the_quickstart_else() -> None:
+    quickstart, ours = (Forge().resolve(name).tree for name in ("quickstart", "quickstart-vllm"))
+    for name in ("sft", "grpo"):
+        theirs, with_engine = quickstart["stages"][name], ours["stages"][name]
+        differs = {key for key in {*theirs, *with_engine} if theirs[key] != with_engine[key]}
+        assert differs <= {"generator"}
+    assert {key for key in quickstart if quickstart[key] != ours[key]} <= {
+        "name",
+        "generator",
+        "stages",
+    }
+
+
+def test_the_quickstarts_window_holds_its_longest_completion() -> None:
+    config = Forge().resolve("quickstart-vllm")
+    for stage in config.stages:
+        assert stage.generator is not None
+        engine = stage.generator.settings.engine  # type: ignore[attr-defined]
+        longest = max(len("99+99="), len("10+10="))
+        assert longest + stage.sampling.max_tokens <= engine["max_model_len"]
+
+
+@pytest.mark.parametrize("preset", CONFIGS)
+def test_nothing_is_wrong_with_it(preset: str, with_config: Any, run_forge: Any) -> None:
+    with_config(preset)
+    result = run_forge("run", preset, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert "generator vllm, trainer titan" in result.stdout
+
+
+@pytest.mark.parametrize("preset", CONFIGS)
+def test_the_trainer_fits_its_gpus(preset: str, with_config: Any, run_forge: Any) -> None:
+    with_config(preset)
+    result = run_forge("plan", preset)
+    assert result.exit_code == 0, result.stderr
+    (total,) = re.findall(r"total on the device\s+([\d.,]+)", result.stdout)
+    assert 10 < float(total.replace(",", "")) < 0.9 * GPU
+
+
+@pytest.mark.parametrize("preset", CONFIGS)
+def test_trainer_and_engine_have_gpus_of_their_own(preset: str) -> None:
+    (stage,) = Forge().resolve(preset).stages
+    trainer, generator = stage.trainer_placement, stage.generator_placement
+    assert trainer.with_gpus
+    assert stage.generator is not None
+    engine = stage.generator.settings.engine  # type: ignore[attr-defined]
+    assert engine["dtype"] == "bfloat16"
+    degree = engine.get("tensor_parallel_size", 1)
+    if degree == 1:
+        assert generator.with_gpus
+    else:
+        devices = [int(name) for name in generator.env["CUDA_VISIBLE_DEVICES"].split(",")]
+        assert devices == list(range(trainer.procs, trainer.procs + degree))
+        assert generator.replicas == 1
+
+
+@pytest.mark.slow
+def test_it_runs_with_a_tiny_model_in_place_of_its_own(
+    run_forge_process: Any, tmp_path: Path
+) -> None:
+    """Chat template, TorchTitan in bfloat16, shared memory, engine in a process of its own."""
+    config = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+    }
+    characters = string.digits + string.ascii_letters + string.punctuation + " \n"
+    init = ModelInit(architecture="qwen3", characters=characters, config=config)
+    folder = materialize(ModelSection(init=init), tmp_path / "model", seed=0)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    result = run_forge_process(
+        "run",
+        "qwen3-1.7b",
+        f"model.path={folder}",
+        "trainer.with_gpus=false",
+        "generator.with_gpus=false",
+        "generator.isolate=true",
+        "generator.engine={max_model_len: 256, dtype: bfloat16}",
+        "sampling.max_tokens=8",
+        "training.steps=2",
+        "training.batch_size=16",
+        "eval_dataset.size=4",
+        timeout=900,
+    )
+    assert result.exit_code == 0, result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    # Trainer and engine compute in bfloat16.
+    assert all(row["mismatch/logprob_abs_max"] < 0.2 for row in rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ def set_environment() -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         os.environ.setdefault(name, value)
+    # Outside its own command vLLM does not set its logger up, and its warnings come out bare.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
 
 
 def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArgs:

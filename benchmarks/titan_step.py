@@ -127,7 +127,7 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
     (loss,) = forge_losses()
     context = BuildContext(
         model=ModelSection(path=arguments.model),
-        training=TrainingSection(learning_rate=1e-3, steps=10_000),
+        training=TrainingSection(learning_rate=1e-3, betas=(0.9, 0.95), steps=10_000),
         distributed=DistributedSection(),
         loss=Selection(family="loss", component=loss, settings=loss.settings()),
     )
@@ -176,7 +176,9 @@ def torchtitan_side(arguments: argparse.Namespace, tokens: Any) -> Any:
         tokenizer=tokenizer_config(),
         dataloader=loader_config(),
         loss=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
-        optimizer=dataclasses.replace(default_adamw(lr=1e-3), implementation="fused"),
+        optimizer=dataclasses.replace(
+            default_adamw(lr=1e-3, weight_decay=0.0), implementation="fused"
+        ),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=0, decay_ratio=0.0),
         training=training,
         parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),

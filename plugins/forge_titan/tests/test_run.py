@@ -28,11 +28,15 @@ SMALL = {
 
 
 class Mishaps:
-    """Cross-entropy that goes wrong on rank 1, in the second step."""
+    """Cross-entropy that goes wrong on rank 1: in the second step, or before the first."""
 
     @hookimpl
     def forge_losses(self) -> Iterable[Component[Any]]:
-        for name, build in (("raises", build_raising), ("dies", build_dying)):
+        for name, build in (
+            ("raises", build_raising),
+            ("dies", build_dying),
+            ("dies_early", build_dead),
+        ):
             yield Component(name=name, settings=Settings, build=build, summary=name)
 
 
@@ -56,6 +60,12 @@ def build_raising(settings: Settings, context: BuildContext) -> Any:
 
 def build_dying(settings: Settings, context: BuildContext) -> Any:
     return Mishap(cross_entropy(context), context.rank, die)
+
+
+def build_dead(settings: Settings, context: BuildContext) -> Any:
+    if context.world_size > 1 and context.rank == 1:
+        die()
+    return cross_entropy(context)
 
 
 def raise_something() -> None:
@@ -98,6 +108,7 @@ def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
     [
         ("raises", ["ArithmeticError: rank one will not have it", "rank 1"]),
         ("dies", ["rank 1", "SIGKILL"]),
+        ("dies_early", ["rank 1", "SIGKILL"]),
     ],
 )
 def test_one_ranks_failure_ends_the_run_with_its_own_cause(
@@ -136,6 +147,7 @@ def test_one_ranks_failure_ends_the_run_with_its_own_cause(
     for words in told:
         assert words in text
     # Nobody waited for a collective to time out (that takes minutes).
-    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
-    assert last["stage_step"] == 1
-    assert ended - (run / "metrics.jsonl").stat().st_mtime < 60
+    steps = (run / "metrics.jsonl").read_text().splitlines()
+    assert len(steps) == (0 if mishap == "dies_early" else 1)
+    if steps:
+        assert ended - (run / "metrics.jsonl").stat().st_mtime < 60

@@ -24,15 +24,20 @@ def check_placement(config: RunConfig) -> None:
     settings = config.runtime.settings
     if not isinstance(settings, MonarchSettings):
         return
+    check_services(settings)
+    for stage in config.stages:
+        hosts_of(settings, "trainer", 0, stage.trainer_placement.procs)
+        hosts_of(settings, "generator", 0, stage.generator_placement.procs)
+
+
+def check_services(settings: MonarchSettings) -> None:
+    """Raise ``UsageError`` for a service that no run has."""
     for service in settings.services:
         if service not in SERVICES:
             raise UsageError(
                 f"runtime.services.{service}: no such service; allowed: {', '.join(SERVICES)}"
                 f"{_near(service, SERVICES)}"
             )
-    for stage in config.stages:
-        hosts_of(settings, "trainer", 0, stage.trainer_placement.procs)
-        hosts_of(settings, "generator", 0, stage.generator_placement.procs)
 
 
 def hosts_of(settings: MonarchSettings, service: str, index: int, procs: int) -> list[str]:

@@ -1,0 +1,142 @@
+"""Placement over hosts, checked before anything starts; jobs as schedulers take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from monarch.config import configured
+
+from forge_core import ConfigError, Forge, UsageError
+from forge_monarch.causes import describe, failed_rank
+from forge_monarch.jobs import slurm_job
+from forge_monarch.placement import hosts_of
+from forge_monarch.settings import MonarchSettings, ServicePlacement, SlurmSettings
+from forge_monarch.worker import serve
+
+HOSTS = {"a": "tcp://10.0.0.1:26600", "b": "tcp://10.0.0.2:26600", "c": "tcp://10.0.0.3:26600"}
+
+
+def _settings(**services: Any) -> MonarchSettings:
+    return MonarchSettings(hosts=HOSTS, services=services)
+
+
+def test_replicas_go_round_the_hosts() -> None:
+    settings = _settings()
+    assert [hosts_of(settings, "generator", index, 1) for index in range(4)] == [
+        ["a"],
+        ["b"],
+        ["c"],
+        ["a"],
+    ]
+
+
+def test_a_service_keeps_to_its_hosts() -> None:
+    settings = _settings(generator=ServicePlacement(hosts=("b", "c")))
+    assert [hosts_of(settings, "generator", index, 1) for index in range(3)] == [
+        ["b"],
+        ["c"],
+        ["b"],
+    ]
+    assert hosts_of(settings, "trainer", 0, 1) == ["a"]
+
+
+def test_a_replica_may_span_hosts() -> None:
+    settings = _settings(trainer=ServicePlacement(hosts=("a", "b"), span=2))
+    assert hosts_of(settings, "trainer", 0, 4) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("services", "problem"),
+    [
+        (
+            {"generator": {"hosts": ["bb"]}},
+            r"runtime\.services\.generator\.hosts: no host 'bb'; there are: a, b, c "
+            r"\(did you mean b\?\)",
+        ),
+        (
+            {"generatr": {"hosts": ["b"]}},
+            r"runtime\.services\.generatr: no such service; allowed: generator, trainer "
+            r"\(did you mean generator\?\)",
+        ),
+        (
+            {"trainer": {"span": 4}},
+            r"runtime\.services\.trainer\.span: 4 hosts for each replica, but there are 3",
+        ),
+        (
+            {"trainer": {"span": 2}},
+            r"runtime\.services\.trainer\.span: 3 processes cannot be spread evenly over 2 hosts",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_start(
+    services: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    config = {
+        "runtime": {"use": "monarch", "hosts": HOSTS, "services": services},
+        "trainer": {"procs": 3},
+        "distributed": {"strategy": "none"},
+        "checkpointing": {"output_dir": str(tmp_path)},
+    }
+    settings = Forge().resolve("quickstart", config).runtime.settings
+    assert isinstance(settings, MonarchSettings)
+    with pytest.raises(UsageError, match=problem):
+        _check(settings)
+
+
+def _check(settings: MonarchSettings) -> None:
+    from forge_monarch.placement import check_services
+
+    check_services(settings)
+    hosts_of(settings, "trainer", 0, 3)
+    hosts_of(settings, "generator", 0, 1)
+
+
+def test_one_source_of_hosts(tmp_path: Path) -> None:
+    config = {"runtime": {"use": "monarch", "hosts": HOSTS, "local_hosts": 2}}
+    with pytest.raises(ConfigError, match="give one of hosts and local_hosts, not both"):
+        Forge().resolve("quickstart", config)
+
+
+def test_a_slurm_job_is_asked_for_as_the_settings_say(tmp_path: Path, monkeypatch: Any) -> None:
+    """Up to the batch script that sbatch would get; there is no cluster here."""
+    submitted: list[str] = []
+
+    def sbatch(command: list[str], **options: Any) -> Any:
+        submitted.append(options.get("input") or Path(command[-1]).read_text())
+        raise FileNotFoundError("sbatch")
+
+    monkeypatch.setattr("subprocess.run", sbatch)
+    with configured():  # the job has Monarch listen on TCP
+        job = slurm_job(
+            SlurmSettings(
+                nodes=3, partition="gpu", gpus_per_node=8, time_limit="01:00:00", qos="high"
+            )
+        )
+        with pytest.raises((FileNotFoundError, RuntimeError)):
+            job.apply()
+    (script,) = submitted
+    for line in (
+        "--nodes=3",
+        "--partition=gpu",
+        "--time=01:00:00",
+        "--qos=high",
+        "--job-name=forge",
+    ):
+        assert line in script
+    assert "srun" in script
+
+
+def test_reports_become_causes() -> None:
+    killed = "The actor x{'hosts': 1/2, 'procs': 0/2} failed:\n  process failed: Killed(sig=9)"
+    assert describe(killed) == "was killed by SIGKILL"
+    assert failed_rank(killed) == 2
+    assert describe("stopped: no status received from process").startswith("does not answer")
+    assert failed_rank("no coordinates") is None
+
+
+def test_a_worker_needs_an_address_that_others_can_reach() -> None:
+    for address in ("10.0.0.1", "tcp://0.0.0.0:26600", "tcp://host"):
+        with pytest.raises(UsageError, match="no address"):
+            serve(address)

@@ -1,10 +1,12 @@
 """How fast weights travel: ``python benchmarks/transports.py``.
 
 Moves fp32 weights between two processes of this host (``memory``: within one) and compares the
-transports with files in the memory file system and with a plain copy, in the same run:
+transports with TorchStore alone, with files in the memory file system and with a plain copy, in the
+same run:
 
 - first put: publishing into fresh memory; put: the median of later ones, checksum included;
-- get: a fetch that clones every tensor; in place: a fetch that copies into existing tensors.
+- get: a fetch that clones every tensor; in place: a fetch that copies into existing tensors;
+- of a copy: a put and a get in place, against two plain copies into existing tensors.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable
-from multiprocessing.connection import Connection
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +32,19 @@ from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
 from forge_torch.transports.memory import MemoryTransport
 from forge_torch.transports.shm import ShmTransport
+from forge_torchstore import engine
+
+NAMES = {
+    "memory": "memory",
+    "shm": "shm",
+    "torchstore": "torchstore",
+    "alone": "TorchStore alone",
+    "files": "torch.save, torch.load(mmap)",
+}
+"""What is measured, and what it is called in the table."""
+
+ON_MONARCH = ("torchstore", "alone")
+"""Those whose other end is a process that Monarch starts."""
 
 Weights = list[tuple[str, torch.Tensor]]
 
@@ -58,12 +75,57 @@ class Files:
         pass
 
 
+class Alone:
+    """TorchStore's own calls, with one storage process, for comparison. No checksum."""
+
+    def __init__(self, place: str) -> None:
+        self.store = f"alone-{Path(place).name}"
+
+    async def publish(
+        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> WeightManifest:
+        import torchstore
+
+        if version == 0:
+            await torchstore.initialize(store_name=self.store)
+        await torchstore.put_state_dict(dict(weights), f"{version}", store_name=self.store)
+        return WeightManifest(version, "", 0, 0)
+
+    async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        import torchstore
+
+        client = await torchstore.client(self.store)
+        for name in await client.get(f"{version}/MAPPING"):
+            yield name, await client.get(f"{version}/{name}")
+
+    async def drop(self, version: int) -> None:
+        import torchstore
+
+        client = await torchstore.client(self.store)
+        for key in await client.keys():
+            if key.startswith(f"{version}/"):
+                await client.delete(key)
+
+    async def versions(self) -> list[int]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
 def make(way: str, place: str) -> Transport:
     if way == "memory":
         return MemoryTransport(place)
     if way == "shm":
         return ShmTransport(place)
-    return Files(Path(place))
+    if way == "files":
+        return Files(Path(place))
+    engine.load()
+    if way == "alone":
+        return Alone(place)
+    from forge_torchstore.transport import TorchStoreTransport
+
+    return TorchStoreTransport(place)
 
 
 def make_weights(megabytes: int, tensors: int) -> Weights:
@@ -84,37 +146,85 @@ async def get(end: Transport, version: int, into: Weights) -> tuple[float, float
     return seconds, time.perf_counter() - start
 
 
-def reader(way: str, place: str, megabytes: int, tensors: int, pipe: Connection) -> None:
+async def serve(way: str, place: str, megabytes: int, tensors: int, pipe: Connection) -> None:
     """The other process: answers each version with the seconds of both gets and a checksum."""
-
-    async def serve() -> None:
-        into = make_weights(megabytes, tensors)
-        end = make(way, place)
-        pipe.send("ready")
-        while (version := pipe.recv()) is not None:
-            pipe.send((*await get(end, version, into), checksum(into)))
-        await end.close()
-
     torch.set_num_threads(1)
-    asyncio.run(serve())
+    into = make_weights(megabytes, tensors)
+    end = make(way, place)
+    pipe.send("ready")
+    while (version := pipe.recv()) is not None:
+        pipe.send((*await get(end, version, into), checksum(into)))
+    await end.close()
+    pipe.send("closed")
+
+
+def reader(address: str, *arguments: Any) -> None:
+    with Client(address, family="AF_UNIX") as pipe:
+        asyncio.run(serve(*arguments, pipe))
+
+
+@asynccontextmanager
+async def other_process(way: str, place: str, *arguments: Any) -> AsyncIterator[Connection]:
+    """Our end of a pipe to a process in which ``serve`` runs."""
+    address = f"{place}/pipe"
+    with Listener(address, family="AF_UNIX") as listener:
+        if way in ON_MONARCH:
+            start = on_monarch(address, way, place, *arguments)
+        else:
+            start = spawned(address, way, place, *arguments)
+        async with start:
+            with listener.accept() as pipe:
+                pipe.recv()
+                yield pipe
+                pipe.send(None)
+                pipe.recv()
+
+
+@asynccontextmanager
+async def spawned(*arguments: Any) -> AsyncIterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=reader, args=arguments)
+    process.start()
+    yield
+    process.join()
+
+
+@asynccontextmanager
+async def on_monarch(address: str, *arguments: Any) -> AsyncIterator[None]:
+    engine.load()
+    from monarch.actor import Actor, concurrent_endpoint, this_host
+
+    class Reader(Actor):
+        @concurrent_endpoint
+        async def run(self) -> None:
+            with Client(address, family="AF_UNIX") as pipe:
+                await serve(*arguments, pipe)
+
+    procs = this_host().spawn_procs(per_host={"procs": 1})
+    running = asyncio.ensure_future(procs.spawn("reader", Reader).run.call_one())
+    yield
+    await running
+    await procs.stop()
 
 
 async def measure(way: str, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each round: ``put``, ``get``, ``in place``."""
-    weights = make_weights(options.megabytes, options.tensors)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     place = tempfile.mkdtemp(prefix="bench-", dir="/dev/shm")
-    end = make(way, place)
-    other = None
-    into: Weights = []
     if way == "memory":
         into = make_weights(options.megabytes, options.tensors)
+        seconds = await rounds(way, place, options, None, into)
     else:
-        arguments = (way, place, options.megabytes, options.tensors, theirs)
-        other = context.Process(target=reader, args=arguments)
-        other.start()
-        ours.recv()
+        sizes = options.megabytes, options.tensors
+        async with other_process(way, place, *sizes) as pipe:
+            seconds = await rounds(way, place, options, pipe, [])
+    shutil.rmtree(place)
+    return seconds
+
+
+async def rounds(
+    way: str, place: str, options: argparse.Namespace, other: Connection | None, into: Weights
+) -> dict[str, list[float]]:
+    weights = make_weights(options.megabytes, options.tensors)
+    end = make(way, place)
     seconds: dict[str, list[float]] = {"put": [], "get": [], "in place": []}
     for version in range(options.rounds):
         weights[0][1].add_(1)
@@ -126,18 +236,14 @@ async def measure(way: str, options: argparse.Namespace) -> dict[str, list[float
             cloned, in_place = await get(end, version, into)
             digest = checksum(into)
         else:
-            ours.send(version)
-            cloned, in_place, digest = ours.recv()
+            other.send(version)
+            cloned, in_place, digest = await asyncio.to_thread(other.recv)
         if digest != expected:
             sys.exit(f"{way}: version {version} did not arrive as it was sent")
         seconds["get"].append(cloned)
         seconds["in place"].append(in_place)
         await end.drop(version - 1)
-    if other is not None:
-        ours.send(None)
-        other.join()
     await end.close()
-    shutil.rmtree(place)
     return seconds
 
 
@@ -169,21 +275,29 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     copy = measure_copy(options)
-    rows = [(way, asyncio.run(measure(way, options))) for way in ("memory", "shm", "files")]
+    rows = {way: asyncio.run(measure(way, options)) for way in NAMES}
 
     def rate(seconds: list[float]) -> str:
         median, best = statistics.median(seconds), min(seconds)
         return f"{options.megabytes / median:,.0f} ({options.megabytes / best:,.0f})"
 
     print(f"{options.megabytes} MB of fp32 in {options.tensors} tensors; MB/s, median (best)")
-    print("| way | first put | put | get | get in place |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    print(f"| plain copy, one thread | | | {rate(copy['get'])} | {rate(copy['in place'])} |")
-    for way, seconds in rows:
+
+    def journey(seconds: dict[str, list[float]]) -> float:
+        """From tensors to tensors: a put and a get in place."""
+        return statistics.median(seconds["put"][2:]) + statistics.median(seconds["in place"][2:])
+
+    print("| way | first put | put | get | get in place | of a copy |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(f"| plain copy, one thread | | | {rate(copy['get'])} | {rate(copy['in place'])} | |")
+    two_copies = 2 * statistics.median(copy["in place"])
+    for way, seconds in rows.items():
         first = f"{options.megabytes / seconds['put'][0]:,.0f}"
         later = [rate(values[2:]) for values in seconds.values()]  # the second buffer is fresh too
-        name = "torch.save, torch.load(mmap)" if way == "files" else way
-        print(f"| {name} | {first} | {' | '.join(later)} |")
+        share = f"{two_copies / journey(seconds):.2f}"
+        print(f"| {NAMES[way]} | {first} | {' | '.join(later)} | {share} |")
+    ratio = journey(rows["alone"]) / journey(rows["torchstore"])
+    print(f"torchstore moves weights {ratio:.2f} times as fast as TorchStore alone")
     print(f"checksum alone: {rate(copy['put'])} MB/s")
 
 

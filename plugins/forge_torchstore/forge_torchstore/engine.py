@@ -6,6 +6,7 @@ import inspect
 import multiprocessing
 import os
 import sys
+from typing import Any
 
 from forge_core import PluginError, UsageError
 
@@ -32,8 +33,8 @@ CALLS = {
 """Functions of TorchStore that are used, with the arguments they are given by name."""
 
 
-def load() -> None:
-    """Import Monarch and TorchStore.
+def load() -> Any:
+    """Import Monarch and TorchStore, and mend what does not fit. Returns TorchStore.
 
     Raises:
         PluginError: one is not installed, or the two do not fit.
@@ -52,7 +53,10 @@ def load() -> None:
     if imported:
         reload_config_from_env()
     check_api(torchstore)
+    import forge_torchstore.compat  # noqa: F401  (mends on import)
+
     _check_world()
+    return torchstore
 
 
 def check_api(module: object) -> None:

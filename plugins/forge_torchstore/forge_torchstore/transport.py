@@ -13,7 +13,7 @@ import asyncio
 import contextvars
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +104,9 @@ class TorchStoreTransport:
             get_or_spawn_controller(f"{self._store}_registry", Registry, self._store)
         )
         _now(self._registry.join.call_one(self._member))
+        # Monarch knows by a context variable which actor it is called from. Whoever fetches from
+        # another thread has not that variable, and would begin a world of its own.
+        self._world = contextvars.copy_context()
 
     async def publish(
         self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
@@ -115,7 +118,8 @@ class TorchStoreTransport:
                 shards are summands.
             RunFailed: the storage has died.
         """
-        host, process = this_host(), this_proc() if self._storage == "colocated" else None
+        host = self._world.copy().run(this_host)
+        process = self._world.copy().run(this_proc) if self._storage == "colocated" else None
         attempt, held = await self._ask(
             "begin", version, self._rank, self._world_size, host, process
         )
@@ -210,7 +214,7 @@ class TorchStoreTransport:
 
         async def put(key: str, tensor: torch.Tensor) -> None:
             async with limit:
-                await self._guarded(client.put(key, tensor))
+                await self._guarded(client.put, key, tensor)
 
         packs = {
             pack_key(attempt, self._rank, number): buffers.whole.part(begin, end)
@@ -232,7 +236,7 @@ class TorchStoreTransport:
                     following = next(wanted, None)
                     if following is None:
                         break
-                    get = self._guarded(_get(client, *following))
+                    get = self._guarded(_get, client, *following)
                     under_way[following[0]] = asyncio.ensure_future(get)
                 tensor = await under_way[key]
                 yield entry.name, _unpacked(tensor, entry)
@@ -246,7 +250,7 @@ class TorchStoreTransport:
     async def _fill(self, target: torch.Tensor, entry: Entry, index: Index) -> None:
         client = await self._client()
         if not isinstance(target, DTensor):
-            tensor = await self._guarded(_get(client, index.key(entry), entry))
+            tensor = await self._guarded(_get, client, index.key(entry), entry)
             target.detach().copy_(_unpacked(tensor, entry))
             return
         local = target.to_local().detach()
@@ -254,9 +258,9 @@ class TorchStoreTransport:
             return
         if entry.packed is None:
             stored = with_local(target, as_stored(local))
-            await self._guarded(client.get(index.key(entry), stored))
+            await self._guarded(client.get, index.key(entry), stored)
             return
-        pack = await self._guarded(_get(client, index.key(entry), entry))
+        pack = await self._guarded(_get, client, index.key(entry), entry)
         part = slice_of(target)
         tensor = _unpacked(pack, entry)
         for dim, (begin, size) in enumerate(zip(part.offsets, part.local_shape, strict=True)):
@@ -267,7 +271,7 @@ class TorchStoreTransport:
         """TorchStore's own client, once storage is open."""
         if self._client_of_store is None:
             torchstore.reset_client(self._store)  # this process may have one of an earlier life
-            self._client_of_store = await self._guarded(torchstore.client(self._store))
+            self._client_of_store = await self._guarded(torchstore.client, self._store)
         return self._client_of_store
 
     async def _ask(self, endpoint: str, *args: Any) -> Any:
@@ -279,23 +283,27 @@ class TorchStoreTransport:
         """
         if self._closed:
             raise RuntimeError("the transport is closed")
-        return await self._guarded(getattr(self._registry, endpoint).call_one(*args))
+        return await self._guarded(getattr(self._registry, endpoint).call_one, *args)
 
-    async def _guarded(self, call: Awaitable[Any]) -> Any:
-        """Wait for a remote call.
+    async def _guarded(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Make a remote call, as the actor that the transport was built in.
 
         Raises:
             RunFailed: the storage has died.
             Exception: what was raised at the other end.
         """
+
+        async def call() -> Any:
+            return await function(*args)
+
         try:
-            return await call
+            return await asyncio.create_task(call(), context=self._world.copy())
         except Exception as error:
             cause: BaseException = error
             while isinstance(cause, ActorError):
                 cause = cause.exception
             # TorchStore says KeyError for whatever goes wrong, so what the registry saw counts.
-            death = await self._registry.death.call_one()
+            death = await self._world.copy().run(self._registry.death.call_one)
             if death or isinstance(cause, SupervisionError):
                 reason = death or " ".join(str(cause).split())
                 raise RunFailed(

@@ -13,6 +13,8 @@ class ForgeError(Exception):
     """Base of all errors meant for a person. The command prints ``str(error)`` and exits."""
 
     exit_code: int = 1
+    log_tail: tuple[str, ...] = ()
+    """Last lines of the log of the process that failed."""
 
 
 class UsageError(ForgeError):

@@ -97,6 +97,8 @@ def main(arguments: Sequence[str] | None = None, *, app: object | None = None) -
             traceback.print_exc()
         for line in str(error).splitlines() or [type(error).__name__]:
             click.echo(f"error: {line}", err=True)
+        for line in error.log_tail:
+            click.echo(f"  | {line}", err=True)
         return error.exit_code
     except KeyboardInterrupt:
         click.echo("error: interrupted", err=True)

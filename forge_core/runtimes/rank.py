@@ -18,6 +18,9 @@ from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, receive, u
 LOG_TAIL = 20
 """Lines of a dead rank's log that its error carries."""
 
+_MARK = "--- "
+"""Begins the line of a log with which a life begins."""
+
 
 class RankProcess:
     """One rank in a process of its own.
@@ -50,7 +53,7 @@ class RankProcess:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 output = stack.enter_context(log.open("ab", buffering=0))
                 when = time.strftime("%Y-%m-%d %H:%M:%S")
-                output.write(f"--- {label}: started {when}\n".encode())
+                output.write(f"{_MARK}{label}: started {when}\n".encode())
             self._child = Child(
                 "forge_core.runtimes.worker",
                 stdin=theirs.fileno(),
@@ -177,10 +180,12 @@ class RankProcess:
                 answer.set_exception(death)
 
     def log_tail(self) -> list[str]:
-        """The last lines of its log."""
+        """The last lines of its log, of this life."""
         if self._log is None:
             return []
-        return self._log.read_text(errors="replace").splitlines()[-LOG_TAIL:]
+        lines = self._log.read_text(errors="replace").splitlines()
+        begin = max((at for at, line in enumerate(lines) if line.startswith(_MARK)), default=-1)
+        return lines[begin + 1 :][-LOG_TAIL:]
 
 
 def _settle(answer: asyncio.Future[object], message: Message) -> None:

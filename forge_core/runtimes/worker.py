@@ -7,6 +7,7 @@ or the controller is gone. What the component prints goes to the rank's log.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
 import sys
@@ -22,6 +23,10 @@ def main() -> None:
     channel = take_over_stdin()
     divide(int(sys.argv[1]), (channel,))
     asyncio.run(_Rank(socket.socket(fileno=channel)).serve())
+    # The component is closed; an engine's threads and exit handlers need not be waited for.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class _Rank:
@@ -43,6 +48,7 @@ class _Rank:
             self._answers = rank == 0
         except BaseException as error:
             await self._fail(BUILDING, error)
+            await receive(reader)  # to be killed: an exit would look like a cause of its own
             return
         await self._send(Message(Kind.RESULT, BUILDING, dumps(None)))
         while messages := await receive(reader):

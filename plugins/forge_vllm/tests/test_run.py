@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 Config = dict[str, Any]
 
-PATIENCE = 180
+PATIENCE = 600
 """Seconds that a start or an end may take on a busy machine."""
 
 PLACES = {
@@ -96,15 +97,18 @@ class Run:
         return self.process.wait(PATIENCE)
 
     def left(self) -> list[str]:
-        """Command lines of what still runs in its session."""
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            try:
-                if os.getsid(process.pid) == self.process.pid:
-                    found.append(str(process.info))
-            except (ProcessLookupError, psutil.NoSuchProcess):
-                continue
+        """Command lines of what still runs in its session, after a moment to end."""
+        deadline = time.monotonic() + 5
+        while (found := list(self._running())) and time.monotonic() < deadline:
+            time.sleep(0.1)
         return found
+
+    def _running(self) -> Iterator[str]:
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                is_ours = os.getsid(process.pid) == self.process.pid
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    yield f"{process.pid}: {process.cmdline()}"
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def check_transport(stage: StageConfig, runtime: str) -> None:
     if away:
         raise UsageError(
             f"transport.use: transport {transport.name!r} works within one process, and "
-            f"{', '.join(away)} put an end of it into another (stage {stage.name!r}); use "
+            f"{' and '.join(away)} put an end of it into another (stage {stage.name!r}); use "
             "--transport shm on one host"
         )
 

@@ -88,15 +88,17 @@ def sampling_params(
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-    except (TypeError, ValueError) as error:
-        raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
+    except Exception as error:
+        if is_refusal(error):
+            raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
+        raise
 
 
 def is_refusal(error: Exception) -> bool:
     """Whether vLLM means that the request is wrong, not the engine."""
     from vllm.exceptions import VLLMClientError
 
-    return isinstance(error, ValueError | VLLMClientError)
+    return isinstance(error, TypeError | ValueError | VLLMClientError)
 
 
 def completion(output: RequestOutput) -> Completion:
@@ -141,7 +143,9 @@ def completion_part(output: RequestOutput, spans: Spans, start: int) -> Completi
 
 def _versions(spans: Spans, start: int, end: int) -> list[int]:
     """Version of each token from ``start`` to ``end``."""
-    if end > start and (not spans or spans[0][1] > start):
+    if end == start:
+        return []
+    if not spans or spans[0][1] > start:
         raise RunFailed(
             "vLLM does not say which weights sampled its tokens", component="generator vllm"
         )

@@ -45,4 +45,3 @@ class TestInProcess(GeneratorConformance):
     @pytest.fixture
     def transport(self) -> Selection[Transport]:
         return Selection(family="transport", component=MEMORY, settings=MemorySettings())
-

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forge_core.protocols import Generator, Runtime
 
 _USED = ("generator", "sampling", "runtime")
-"""Sections of a run's config that count here, beside the model's dtype."""
+"""Sections of a config that count here, beside the model's dtype."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -107,9 +107,11 @@ def find_policy(
         ConfigError: the config with the overrides is wrong.
     """
     for override in overrides:
-        key = override.partition("=")[0]
-        if key in {"model.path", "model.name"} or key.startswith("model.init"):
+        words = override.partition("=")[0].split(".")
+        if words[0] == "model" and words[1:2] != ["dtype"]:
             raise UsageError(f"{override}: the model is what was named first, {name}")
+        if not _counts(words):
+            raise UsageError(f"{override}: only {', '.join(_USED)} and model.dtype count here")
     path = Path(name).expanduser()
     if not path.is_dir():
         raise UsageError(f"{name}: {_absent(path, name)}")
@@ -136,23 +138,29 @@ def _of_run(
     name = _store(run).state(step).stage
     tree = stage_tree(plain(load_file(run / CONFIG, "file", os.environ)), name)
     sections = {section: tree[section] for section in _USED if section in tree}
-    section = {"dtype": tree["model"]["dtype"], "path": str(model)}
-    config = _resolve(app, {**sections, "model": section}, overrides)
+    dtype = {key: value for key, value in tree.get("model", {}).items() if key == "dtype"}
+    config = _resolve(app, {**sections, "model": {**dtype, "path": str(model)}}, overrides)
     # The command line or the environment may speak of stages.
     stage = next((stage for stage in config.stages if stage.name == name), config.stages[0])
     return PolicySource(model, step, stage, config.runtime)
 
 
 def _resolve(app: Forge, sections: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """The config, without what the environment says of sections that do not count here."""
+    """The config, without what the environment says of sections that do not count."""
     environ = dict(os.environ)
     for variable in os.environ:
         if variable.startswith(ENVIRONMENT_PREFIX):
             words = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-            section = words[2] if words[0] == "stages" and len(words) > 2 else words[0]
-            if section in SECTIONS and section not in {*_USED, "model"}:
+            if not _counts(words):
                 del environ[variable]
     return resolve(app.plugins.catalog, sections, overrides, environ=environ)
+
+
+def _counts(words: Sequence[str]) -> bool:
+    """Whether a key counts, also below ``stages.NAME``. What is no section the parser refuses."""
+    if words[0] == "stages":
+        words = words[2:]
+    return not words or words[0] in _USED or words[0] not in SECTIONS or words == ["model", "dtype"]
 
 
 def _absent(path: Path, name: str) -> str:

@@ -150,6 +150,17 @@ def test_a_run_needs_only_its_generator(run_folder: Path, tmp_path: Path) -> Non
     assert len(row["tokens"]) <= 3
 
 
+def test_the_environment_counts_as_far_as_it_speaks_of_sampling(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGE_EVAL_DATASET__SIZE", "10")  # of no dataset named here
+    monkeypatch.setenv("FORGE_MODEL__PATH", "/elsewhere")
+    monkeypatch.setenv("FORGE_STAGES__GRPO__SAMPLING__MAX_TOKENS", "1")
+    (row,) = rows(generate(run_folder, "1+2=", "--json", "model.dtype=bfloat16"))
+    assert len(row["tokens"]) == 1
+    assert row["model"].startswith(str(run_folder))
+
+
 def test_prompts_from_a_file_and_from_standard_input(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("first\n\nsecond = 2\n")
@@ -210,6 +221,7 @@ def test_a_wrong_line_is_named(tiny_model: Path, tmp_path: Path, line: str, prob
         (["{model}", "x", "--step", "3"], "--step 3: {model} is no run folder"),
         (["{run}", "1", "--step", "9"], "--step 9: {run} has no such checkpoint (it has: 1, 2, 3)"),
         (["{model}", "x", "model.path=y"], "the model is what was named first"),
+        (["{model}", "x", "training.seed=3"], "training.seed=3: only generator, sampling, runtime"),
         (["{model}", "x", "--generator", "tortch"], "no generator is called 'tortch'"),
         (["{model}", "x", "--top-p", "2"], "sampling.top_p"),
         (["{model}", "x", "sampling.temprature=1"], "did you mean sampling.temperature?"),

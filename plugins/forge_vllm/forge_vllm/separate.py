@@ -124,6 +124,8 @@ class SeparateEngine:
     def _end(self) -> None:
         processes = self._processes.processes
         self._engine.shutdown(SHUTDOWN_LIMIT)
+        # Its destructor would shut down again, and stumble when the interpreter ends.
+        self._engine.shutdown = lambda: None
         for process in processes:  # vLLM kills what is late, but does not wait for its end
             process.join()
 

@@ -59,9 +59,19 @@ def hf_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def hf_shards(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face names and this rank's DTensors (whole tensors where nothing is sharded)."""
+    """Hugging Face names and this rank's DTensors (whole tensors where nothing is sharded).
+
+    What is laid out in another way (Llama's queries and keys) is gathered, one tensor at a time,
+    and sharded again as it was: a reordered shard is not a shard of the reordered.
+    """
     for name, value in policy.state().items():
-        yield from policy.adapter.to_hf({name: value}).items()
+        blank = torch.empty(value.shape, device="meta")
+        renamed = policy.adapter.to_hf({name: blank})
+        if not isinstance(value, DTensor) or all(tensor is blank for tensor in renamed.values()):
+            yield from policy.adapter.to_hf({name: value}).items()
+            continue
+        for key, whole in policy.adapter.to_hf({name: value.full_tensor()}).items():
+            yield key, _sharded_as(value, whole)
 
 
 def hf_shapes(policy: Policy, name: str, shape: torch.Size) -> dict[str, tuple[int, ...]]:
@@ -179,13 +189,12 @@ def _some(names: list[str]) -> str:
 
 def _copy(target: torch.Tensor, whole: torch.Tensor) -> None:
     if isinstance(target, DTensor):
-        device = target.device_mesh.device_type
-        spread = distribute_tensor(
-            whole.to(target.dtype).to(device),
-            target.device_mesh,
-            target.placements,
-            src_data_rank=None,  # every rank has the whole: nothing to send
-        )
-        target.to_local().copy_(spread.to_local())
+        target.to_local().copy_(_sharded_as(target, whole.to(target.dtype)).to_local())
     else:
         target.copy_(whole)
+
+
+def _sharded_as(like: DTensor, whole: torch.Tensor) -> DTensor:
+    """This rank's part of a tensor that every rank has whole. Sends nothing."""
+    mesh = like.device_mesh
+    return distribute_tensor(whole.to(mesh.device_type), mesh, like.placements, src_data_rank=None)

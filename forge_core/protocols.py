@@ -207,7 +207,13 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """Carries weights from the trainer to generators. Both ends build one on the same channel."""
+    """Carries weights from the trainer to generators. Both ends build one on the same channel.
+
+    Of a trainer with several ranks, rank 0 publishes whole tensors. A transport whose class says
+    ``sharded = True`` takes every rank's part: ``publish`` is called on each rank with distributed
+    tensors (``DTensor``) of which it has a shard, and whole tensors, of which the lowest rank's
+    are taken. All ranks get the same manifest, whose checksum is that of the whole tensors.
+    """
 
     async def publish(
         self, version: int, weights: Iterable[tuple[str, torch.Tensor]]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import time
@@ -32,6 +33,10 @@ from forge_core.types import WeightManifest
 
 PATIENCE = 60.0
 """Seconds that a process may take to start, on a machine that does other work."""
+
+
+GONE = "SIGKILL|has ended"
+"""What the cause of a killed process's death says; a runtime may not learn the signal."""
 
 
 class ProbeSettings(Settings):
@@ -263,11 +268,11 @@ class ProcessRuntimeConformance(RuntimeConformance):
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         cause = await asyncio.wait_for(replica.wait_dead(), 5)
-        assert "SIGKILL" in cause
-        with pytest.raises(ReplicaDied, match="SIGKILL") as death:
+        assert re.search(GONE, cause)
+        with pytest.raises(ReplicaDied, match=GONE) as death:
             await asyncio.wait_for(in_flight, 5)
         assert "the last words" in death.value.log_tail
-        with pytest.raises(ReplicaDied, match="SIGKILL"):
+        with pytest.raises(ReplicaDied, match=GONE):
             await replica.call("place", (), {})
         await replica.stop()
         await _until(lambda: not _alive(child))
@@ -281,7 +286,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
         selection: Selection[Any] = Selection(
             family="generator", component=component, settings=Settings()
         )
-        with pytest.raises(ReplicaDied, match="exit code 7"):
+        with pytest.raises(ReplicaDied, match=r"exit code 7|has ended"):
             await asyncio.wait_for(runtime.spawn(self._spec(selection, context)), PATIENCE)
 
     async def test_a_method_that_holds_its_process_is_no_death(self, replica: Replica) -> None:
@@ -379,7 +384,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
             call = asyncio.ensure_future(service.slow_index.route(60))
             await asyncio.sleep(0.1)
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(RunFailed, match="SIGKILL"):
+            with pytest.raises(RunFailed, match=GONE):
                 await asyncio.wait_for(call, 10)
         finally:
             await service.close()

@@ -22,7 +22,7 @@ from forge_core.runtimes.devices import DeviceTable, visible_devices
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.settings import THIS_HOST, MonarchSettings
-from forge_monarch.warden import Warden, kill_groups
+from forge_monarch.warden import Warden, first_gone, kill_groups
 
 CONNECT_LIMIT = 30.0
 """Seconds a host may take to answer for the first time."""
@@ -73,6 +73,13 @@ class Host:
         with contextlib.suppress(TimeoutError, SupervisionError):
             async with asyncio.timeout(ANSWER_LIMIT):
                 await self._warden.kill.call_one(groups)
+
+    async def first_gone(self, pids: Sequence[int]) -> int:
+        """Index of the first of these processes that has ended."""
+        if self._warden is None:
+            return await first_gone(pids)
+        index: int = await self._warden.first_gone.call_one(pids)
+        return index
 
     async def check_sees(self, folder: Path) -> None:
         """Raise ``RunFailed`` unless a folder of the controller's is there too."""

@@ -25,6 +25,9 @@ from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer
 HALT_LIMIT = 5.0
 """Seconds the processes of a replica may take to end before they are killed."""
 
+REPORT_LIMIT = 0.5
+"""Seconds that Monarch gets to report the death of a process that has been seen to be gone."""
+
 LOG_TAIL = 20
 """Lines of a dead process's log that its error carries."""
 
@@ -72,9 +75,8 @@ class Processes:
         one_host = len(self._seat.hosts) == 1
         address = "127.0.0.1" if one_host else self._seat.hosts[0].address
         port = self._facts[0].free_port
-        component, *_ = await asyncio.gather(
-            *(answer(actor.build, address, port) for actor in actors)
-        )
+        building = asyncio.gather(*(answer(actor.build, address, port) for actor in actors))
+        component, *_ = await self._unless_ended(building)
         if isinstance(component, MonarchActor):
             return ActorRanks(
                 await self._spawn(component.actor, *component.args, **component.kwargs)
@@ -94,24 +96,61 @@ class Processes:
             # Also what a process that ended well has left behind.
             await self.kill()
 
+    async def _unless_ended(self, work: asyncio.Future[Any]) -> Any:
+        """The result of ``work``, unless a process ends before."""
+        watch = asyncio.ensure_future(self.ended())
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            # Monarch's own report says how it ended, if it comes.
+            await asyncio.wait({work}, timeout=0 if work.done() else REPORT_LIMIT)
+            if work.done():
+                return work.result()
+            raise watch.result()
+        finally:
+            watch.cancel()
+            work.cancel()
+
+    async def ended(self) -> ReplicaDied:
+        """Waits until one has ended.
+
+        Monarch asks processes whether they live; where one dies with such a question open, Monarch
+        waits for an answer as long as for one that hangs. So the hosts look for themselves.
+        """
+        watches = [
+            asyncio.ensure_future(host.first_gone([facts.pid for facts in self._on_host(index)]))
+            for index, host in enumerate(self._seat.hosts)
+        ]
+        try:
+            while watches:
+                done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+                for index, watch in enumerate(watches):
+                    if watch in done and watch.exception() is None:
+                        return self._dead(index * self._per_host + watch.result(), "has ended")
+                # The host itself is lost; that is Monarch's to report.
+                watches = [watch for watch in watches if watch not in done]
+            return await asyncio.Future()
+        finally:
+            for watch in watches:
+                watch.cancel()
+
     async def kill(self) -> None:
         """Kill them with all that they have started. Safe on processes that are gone."""
         for index, host in enumerate(self._seat.hosts):
-            first = index * self._per_host
-            ranks = self._facts[first : first + self._per_host]
             with contextlib.suppress(TimeoutError):
-                await host.kill([facts.pid for facts in ranks])
+                await host.kill([facts.pid for facts in self._on_host(index)])
 
     def death(self, report: str) -> ReplicaDied:
         """Monarch's report of a failure, as a person and the service want it."""
-        rank = failed_rank(report) or 0
+        return self._dead(failed_rank(report) or 0, describe(report))
+
+    def _dead(self, rank: int, how: str) -> ReplicaDied:
         named = self.label if len(self._facts) <= 1 else f"rank {rank} of {self.label}"
         process = f" (process {self._facts[rank].pid})" if self._facts else ""
         log = self._log(rank)
         if log is None or not log.is_file():
-            return ReplicaDied(f"{named}{process} {describe(report)}")
+            return ReplicaDied(f"{named}{process} {how}")
         return ReplicaDied(
-            f"{named}{process} {describe(report)}; its log: {log}",
+            f"{named}{process} {how}; its log: {log}",
             log_tail=log.read_text(errors="replace").splitlines()[-LOG_TAIL:],
         )
 
@@ -142,6 +181,10 @@ class Processes:
             log=None if log is None else str(log),
             spec=dumps(self._spec),
         )
+
+    def _on_host(self, index: int) -> list[Facts]:
+        first = index * self._per_host
+        return self._facts[first : first + self._per_host]
 
     def _log(self, rank: int) -> Path | None:
         folder = self._spec.context.logs

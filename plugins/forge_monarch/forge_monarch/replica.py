@@ -11,7 +11,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 
 from forge_core import ReplicaDied
 from forge_core.runtimes.together import together
-from forge_monarch.processes import Processes
+from forge_monarch.processes import REPORT_LIMIT, Processes
 from forge_monarch.ranks import Ranks
 
 CLOSE_LIMIT = 5.0
@@ -32,6 +32,7 @@ class MonarchReplica:
         self._numbers = itertools.count()
         self._death: asyncio.Future[ReplicaDied] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None
+        self._watch = asyncio.ensure_future(self._await_end())
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method on every rank; the result is that of rank 0.
@@ -72,6 +73,12 @@ class MonarchReplica:
             self.failed(str(error))
             raise self._death.result() from error
 
+    async def _await_end(self) -> None:
+        death = await self._processes.ended()
+        # Monarch's own report says how it ended, if it comes.
+        await asyncio.wait({self._death}, timeout=REPORT_LIMIT)
+        self.die(death)
+
     def failed(self, report: str) -> None:
         """Monarch reports that a process failed."""
         self.die(self._processes.death(report))
@@ -98,6 +105,7 @@ class MonarchReplica:
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
+        self._watch.cancel()
         closed = False
         try:
             if not self._death.done():

@@ -44,7 +44,7 @@ def test_a_model_learns(run_forge_process: Any, tmp_path: Path) -> None:
     scores = {(score["stage"], score["moment"]): score["score"] for score in evaluations}
     assert scores["sft", "before"] < 0.1
     assert 0.3 < scores["sft", "after"] <= 0.65
-    assert scores["grpo", "after"] >= 0.8
+    assert scores["grpo", "after"] >= scores["sft", "after"] + 0.15
     steps = [row for row in lines_of(run / "metrics.jsonl") if row["stage"] == "grpo"]
     assert all(0 <= row["mismatch/logprob_abs_max"] < 1e-3 for row in steps)
 

@@ -20,7 +20,7 @@ from typing import Any
 from forge_core.component import BuildContext, Selection
 from forge_core.processes.frames import dumps
 
-DEADLINE = 120.0
+DEADLINE = 300.0
 """Seconds that a call of all ranks may take."""
 
 

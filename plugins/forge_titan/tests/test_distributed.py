@@ -48,10 +48,10 @@ def alone(ranks: RankPool, model: Path) -> dict[str, list[float]]:
     return {}
 
 
-def make_model(folder: Path, architecture: str) -> Path:
+def make_model(folder: Path, architecture: str, layers: int = 2) -> Path:
     config = {
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
@@ -233,4 +233,22 @@ async def test_the_reference_is_spread_like_the_policy(
     await losses(trainer, 0, 1)
     assert await trainer.logprobs(sequences, reference=True) == before
     assert await trainer.logprobs(sequences) != before
+    await trainer.close()
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B", "ZBVZeroBubble"])
+async def test_schedules_of_a_pipeline(
+    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory, schedule: str
+) -> None:
+    folder = make_model(tmp_path_factory.mktemp("four"), "qwen3", layers=4)
+    alone = build(ranks, folder, "cross_entropy", {}, ranks=1)
+    expected = await losses(alone, 0, 2)
+    sequences = [TrainSequence(s.tokens, s.loss_mask) for s in batch(0)[1]]
+    rows = await alone.logprobs(sequences)
+    await alone.close()
+    layout = {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": schedule}
+    trainer = build(ranks, folder, "cross_entropy", layout)
+    assert_same(await losses(trainer, 0, 2), expected)
+    for row, other in zip(await trainer.logprobs(sequences), rows, strict=True):
+        assert row == pytest.approx(other, abs=1e-3)  # after two large steps
     await trainer.close()

@@ -19,7 +19,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,7 +33,7 @@ from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
 
 Weights = dict[str, torch.Tensor]
-Target = Callable[[Selection[Transport], BuildContext, Connection], Awaitable[None]]
+Target = Callable[[Selection[Transport], BuildContext, Connection], Coroutine[Any, Any, None]]
 """What another process does; module-level, so that it can be pickled."""
 
 PATIENCE = 60.0

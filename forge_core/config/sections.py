@@ -98,7 +98,7 @@ class DistributedSection(Settings):
     tensor_parallel_degree: int = Field(1, ge=1, description="ranks that share each matrix")
     pipeline_parallel_degree: int = Field(1, ge=1, description="ranks that share the layers")
     pipeline_parallel_schedule: str = Field(
-        "1F1B", description="order of a pipeline's micro-batches: 1F1B, GPipe, Interleaved1F1B, ..."
+        "1F1B", description="order of a pipeline's micro-batches, such as 1F1B or GPipe"
     )
     context_parallel_degree: int = Field(1, ge=1, description="ranks that share each sequence")
     expert_parallel_degree: int = Field(

@@ -14,16 +14,11 @@ from forge_core.config.sections import DistributedSection
 from forge_core.errors import UsageError
 from forge_core.models.shape import ModelShape, model_shape
 
-STAGES_PER_RANK = {
-    "1F1B": 1,
-    "GPipe": 1,
-    "Interleaved1F1B": 2,
-    "InterleavedZeroBubble": 2,
-    "LoopedBFS": 2,
-    "ZBVZeroBubble": 2,
-    "DualPipeV": 2,
-}
-"""Schedule of ``torch.distributed.pipelining`` -> stages that TorchTitan gives each rank."""
+STAGES_PER_RANK = {"1F1B": 1, "GPipe": 1, "Interleaved1F1B": 2}
+"""Schedule of ``torch.distributed.pipelining`` -> stages that TorchTitan gives each rank.
+
+Those that were seen to work; ``ZBVZeroBubble`` never returned from a step.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

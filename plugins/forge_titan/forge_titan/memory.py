@@ -78,13 +78,7 @@ def _fullest_rank(shape: ModelShape, degrees: Degrees, schedule: str) -> tuple[i
         first, last = stage == 0, stage == stages - 1
         layers = dealt + (stage < extra) - first - last
         size = layers * layer + embedding * (first or last) + shape.hidden * last
-        rank = _rank_of(stage, degrees.pipeline, schedule)
+        rank = stage % degrees.pipeline
         held, count = ranks.get(rank, (0, 0))
         ranks[rank] = held + size, count + layers
     return max(ranks.values())
-
-
-def _rank_of(stage: int, ranks: int, schedule: str) -> int:
-    if schedule in ("ZBVZeroBubble", "DualPipeV"):  # the way there and back again
-        return stage if stage < ranks else 2 * ranks - 1 - stage
-    return stage % ranks

@@ -216,7 +216,9 @@ def test_a_chat_on_a_terminal(terminal: Terminal, talkative: Path) -> None:
     terminal.send("xyz\n")  # not in its alphabet
     terminal.until("error: the model's tokenizer cannot encode 'xyz'")
     terminal.until("> ")
-    terminal.send("half a line\x03")
+    terminal.send("half a line")
+    terminal.until("half a line")  # readline waits: a signal before that is seen at the next key
+    terminal.send("\x03")
     terminal.until("(ctrl-D leaves)")
     terminal.until("> ")
     terminal.send("\x04")

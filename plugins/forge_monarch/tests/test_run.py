@@ -134,7 +134,7 @@ def test_the_numbers_are_those_of_runtime_local(runs: Any) -> None:
 @pytest.mark.slow
 def test_killed_generators_are_never_seen_by_the_run(runs: Any) -> None:
     """Every episode is counted once, under the version that sampled it; events tell of recovery."""
-    kills, steps = 4, 400
+    kills, steps = 4, 1500  # a killed one takes some seconds to come back
     run = runs("killed", "--runtime", "monarch", f"training.steps={steps}")
     chance = random.Random(0)
     for kill in range(kills):

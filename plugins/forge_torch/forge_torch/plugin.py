@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forge_core import Component, hookimpl
 from forge_torch.generator_settings import GENERATOR
 from forge_torch.trainer_settings import TRAINER
-from forge_torch.transports.components import MEMORY, SHM
+from forge_torch.transports.components import CUDA_IPC, MEMORY, SHM
 
 if TYPE_CHECKING:
     from forge_core.protocols import Generator, Trainer, Transport
@@ -28,3 +28,4 @@ def forge_trainers() -> Iterable[Component[Trainer]]:
 def forge_transports() -> Iterable[Component[Transport]]:
     yield MEMORY
     yield SHM
+    yield CUDA_IPC

@@ -69,11 +69,14 @@ def sampling_params(
         DataError: vLLM refuses the parameters.
     """
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     try:
+        own = dict(extra)
+        if "structured_outputs" in own:  # a new one for each: the engine writes to it
+            own["structured_outputs"] = StructuredOutputsParams(**own["structured_outputs"])
         return SamplingParams(
-            **extra,
+            **own,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,

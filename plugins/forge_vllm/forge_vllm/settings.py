@@ -40,6 +40,7 @@ OWNED_SAMPLING_KEYS = {
     "detokenize": _CONTRACT,
     "output_kind": _CONTRACT,
     "skip_clone": _CONTRACT,
+    "repetition_detection": "a completion ends at a stop or its length, and vLLM says neither then",
 }
 """Sampling parameters that Forge sets -> why they cannot be set."""
 
@@ -111,6 +112,16 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         "sampling_params.py",
         "SamplingParams",
         OWNED_SAMPLING_KEYS,
+    )
+    structured = settings.sampling.get("structured_outputs", {})
+    if not isinstance(structured, dict):
+        raise ConfigError("generator.sampling.structured_outputs: must be a mapping")
+    check_names(
+        "generator.sampling.structured_outputs",
+        structured,
+        "sampling_params.py",
+        "StructuredOutputsParams",
+        {},
     )
     if settings.engine_process:
         check_transport(context, "generator.engine_process")

@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.sampling_params import StructuredOutputsParams
 
-from forge_core import Sampling
-from forge_core.errors import DataError, RunFailed
+from forge_core import BuildContext, Sampling
+from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core.errors import ConfigError, DataError, RunFailed
 from forge_vllm.sampling import check_sampling, completion, completion_part, sampling_params
+from forge_vllm.settings import VllmSettings, check_generator
 
 
 def output(**sample: Any) -> Any:
@@ -87,3 +90,32 @@ def test_parameters_that_vllm_refuses() -> None:
 def test_values_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=f"sampling.{next(iter(wrong))} is"):
         check_sampling(Sampling(**wrong))
+
+
+def test_structured_outputs_are_of_vllms_own_class() -> None:
+    extra = {"structured_outputs": {"choice": ["yes", "no"]}}
+    first, second = (sampling_params(Sampling(), index, 5, extra) for index in range(2))
+    assert isinstance(first.structured_outputs, StructuredOutputsParams)
+    assert first.structured_outputs.choice == ["yes", "no"]
+    assert first.structured_outputs is not second.structured_outputs
+    with pytest.raises(DataError, match="only use one kind"):
+        sampling_params(Sampling(), 0, 5, {"structured_outputs": {"regex": "a", "choice": ["yes"]}})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        (
+            {"structured_outputs": {"regexp": "a"}},
+            "regexp: .*did you mean regex",
+        ),
+        ({"structured_outputs": "a"}, "structured_outputs: must be a mapping"),
+        ({"repetition_detection": {"min_count": 3}}, "repetition_detection: cannot be set"),
+    ],
+)
+def test_options_that_are_refused_before_the_start(sampling: dict[str, Any], message: str) -> None:
+    context = BuildContext(
+        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_generator(VllmSettings(sampling=sampling), context)

@@ -1,1 +1,1 @@
-"""Ways for weights to travel: ``memory`` in one process, ``shm`` between processes of a host."""
+"""Ways for weights to travel: within a process (``memory``), a host (``shm``, ``cuda_ipc``)."""

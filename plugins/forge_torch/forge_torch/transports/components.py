@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, Settings
+from forge_core import BuildContext, Component, ConfigError, Settings
+from forge_core.runtimes.devices import visible_devices
 
 if TYPE_CHECKING:
+    from forge_torch.transports.cuda_ipc import CudaIpcTransport
     from forge_torch.transports.memory import MemoryTransport
     from forge_torch.transports.shm import ShmTransport
 
@@ -26,6 +28,14 @@ class ShmSettings(Settings):
     )
 
 
+class CudaIpcSettings(Settings):
+    """Device memory, shared with the processes of one host."""
+
+    folder: Path = Field(
+        Path("/dev/shm"), description="memory file system in which the memory's handles are kept"
+    )
+
+
 def build_memory(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
     from forge_torch.transports.memory import MemoryTransport
 
@@ -36,6 +46,27 @@ def build_shm(settings: ShmSettings, context: BuildContext) -> ShmTransport:
     from forge_torch.transports.shm import ShmTransport
 
     return ShmTransport(context.channel, folder=settings.folder)
+
+
+def check_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> None:
+    """Raises:
+    ConfigError: this host has no CUDA device.
+    """
+    if not visible_devices():
+        raise ConfigError(
+            "transport.use: transport 'cuda_ipc' needs a CUDA device, and there is none here; "
+            "use --transport shm"
+        )
+
+
+def build_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
+    """Raises:
+    ConfigError: as ``check_cuda_ipc``.
+    """
+    check_cuda_ipc(settings, context)
+    from forge_torch.transports.cuda_ipc import CudaIpcTransport
+
+    return CudaIpcTransport(context.channel, folder=settings.folder)
 
 
 MEMORY = Component(
@@ -50,4 +81,11 @@ SHM = Component(
     settings=ShmSettings,
     build=build_shm,
     summary="shared memory, between the processes of one host",
+)
+CUDA_IPC = Component(
+    name="cuda_ipc",
+    settings=CudaIpcSettings,
+    build=build_cuda_ipc,
+    check=check_cuda_ipc,
+    summary="device memory, between the processes of one host with CUDA",
 )

@@ -40,7 +40,7 @@ SPARE_SEGMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """Where a tensor lies in its segment. ``dtype`` is its name in torch, ``offset`` in bytes."""
 
     name: str
@@ -64,12 +64,12 @@ class _Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Index:
+class Index:
     """What a version file says."""
 
     manifest: WeightManifest
     segment: str
-    tensors: list[_Entry]
+    tensors: list[Entry]
 
     @property
     def size(self) -> int:
@@ -80,9 +80,9 @@ class _Index:
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> _Index:
+    def parse(cls, text: str) -> Index:
         data = json.loads(text)
-        tensors = [_Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]]
+        tensors = [Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]]
         return cls(WeightManifest(**data["manifest"]), data["segment"], tensors)
 
 
@@ -94,8 +94,10 @@ class ShmTransport:
         folder: where the channel's folder is made; a memory file system.
     """
 
+    name = "shm"
+
     def __init__(self, channel: str, *, folder: Path = Path("/dev/shm")) -> None:
-        self._folder = ChannelFolder(folder, channel)
+        self._folder = ChannelFolder(folder, channel, transport=self.name)
         self._writers: dict[Path, SegmentWriter] = {}
         self._readers: dict[Path, SegmentReader] = {}
 
@@ -115,23 +117,7 @@ class ShmTransport:
                 raise ValueError(
                     f"version {version} is not higher than {highest}, the last published"
                 )
-            segment = self._take_segment()
-            table: list[_Entry] = []
-            try:
-                with RunningChecksum() as running:
-                    for name, stored in _stored(weights, segment, table):
-                        running.add(name, stored)
-            finally:
-                # Before the version is known: from then on its readers want the lock.
-                segment.unlock()
-            manifest = WeightManifest(
-                version=version,
-                checksum=running.result(),
-                tensors=len(table),
-                bytes=sum(entry.bytes for entry in table),
-            )
-            index = _Index(manifest, segment.path.name, table)
-            segment.trim(index.size)
+            index = self._written(version, weights)
             aside = self._path / "version.aside"
             aside.write_text(index.dump())
             aside.rename(self._version_file(version))
@@ -139,7 +125,7 @@ class ShmTransport:
             last.write(f"{version:<20}".encode())
             last.flush()
             self._remove_spares()
-        return manifest
+        return index.manifest
 
     async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Yield views into shared memory, valid until the next one is asked for. Not writable.
@@ -173,6 +159,30 @@ class ShmTransport:
             raise RuntimeError("the transport is closed")
         return self._folder.path
 
+    def _written(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Index:
+        """Copy the weights, and say where they lie."""
+        segment = self._take_segment()
+        table: list[Entry] = []
+        try:
+            with RunningChecksum() as running:
+                for name, stored in _stored(weights, segment, table):
+                    running.add(name, stored)
+        finally:
+            # Before the version is known: from then on its readers want the lock.
+            segment.unlock()
+        manifest = WeightManifest(
+            version=version,
+            checksum=running.result(),
+            tensors=len(table),
+            bytes=sum(entry.bytes for entry in table),
+        )
+        index = Index(manifest, segment.path.name, table)
+        segment.trim(index.size)
+        return index
+
+    def _index(self, version: int) -> Index:
+        return Index.parse(self._version_file(version).read_text())
+
     def _version_file(self, version: int) -> Path:
         return self._path / f"version-{version}.json"
 
@@ -187,19 +197,21 @@ class ShmTransport:
         path.touch()
         with path.open("r+b") as file:
             if not try_lock(file, fcntl.LOCK_EX):
-                raise ForgeError(f"transport shm: another end is publishing on {self._path.name}")
+                raise ForgeError(
+                    f"transport {self.name}: another end is publishing on {self._path.name}"
+                )
             try:
                 yield file
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     @contextmanager
-    def _held(self, version: int) -> Iterator[_Index]:
+    def _held(self, version: int) -> Iterator[Index]:
         """Hold a version's segment: nobody writes to it until the block ends."""
         file = self._version_file(version)
         try:
             text = file.read_text()
-            index = _Index.parse(text)
+            index = Index.parse(text)
             lock = (self._path / index.segment).open("rb")
         except FileNotFoundError:
             raise self._gone(version) from None
@@ -241,7 +253,7 @@ class ShmTransport:
         named = set()
         for version in self._versions():
             with suppress(FileNotFoundError):  # dropped meanwhile by another end
-                named.add(_Index.parse(self._version_file(version).read_text()).segment)
+                named.add(self._index(version).segment)
         free = [path for path in self._path.glob("segment-*") if path.name not in named]
         return sorted(free, key=lambda path: (-path.stat().st_size, path.name))
 
@@ -252,7 +264,7 @@ class ShmTransport:
 
 
 def _stored(
-    weights: Iterable[tuple[str, torch.Tensor]], segment: SegmentWriter, table: list[_Entry]
+    weights: Iterable[tuple[str, torch.Tensor]], segment: SegmentWriter, table: list[Entry]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Copy each weight into the segment, and say in ``table`` where it lies."""
     names = set()
@@ -262,7 +274,7 @@ def _stored(
             raise ValueError(f"tensor {name!r} is published twice in one version")
         names.add(name)
         dtype = str(weight.dtype).removeprefix("torch.")
-        entry = _Entry(name, dtype, tuple(weight.shape), offset)
+        entry = Entry(name, dtype, tuple(weight.shape), offset)
         segment.reserve(entry.end)
         stored = segment.bytes[offset : entry.end].view(weight.dtype).view(weight.shape)
         stored.copy_(weight.detach())

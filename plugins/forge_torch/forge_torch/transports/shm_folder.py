@@ -29,20 +29,21 @@ class ChannelFolder:
     Args:
         root: folder in a memory file system.
         channel: name of the channel; any text.
+        transport: whose it is, for messages.
 
     Raises:
         UsageError: ``root`` cannot be written, or something else has the channel's name in it.
     """
 
-    def __init__(self, root: Path, channel: str) -> None:
+    def __init__(self, root: Path, channel: str, *, transport: str) -> None:
         if not os.access(root, os.W_OK | os.X_OK):
-            raise UsageError(f"transport shm: cannot write to {root}; set transport.folder")
+            raise UsageError(f"transport {transport}: cannot write to {root}; set transport.folder")
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", channel)[:40]
         digest = hashlib.blake2b(channel.encode(), digest_size=4).hexdigest()
         self.path = root / f"{_PREFIX}{readable}-{digest}"
         for left in filter(_is_ours, root.glob(f"{_PREFIX}*")):
             _remove_if_deserted(left)
-        owners = _join(self.path)
+        owners = _join(self.path, transport)
         # Also runs when the transport is forgotten or the interpreter ends without a close.
         self._finalizer = weakref.finalize(self, _leave, self.path, owners, os.getpid())
 
@@ -55,13 +56,15 @@ class ChannelFolder:
         self._finalizer()
 
 
-def _join(path: Path) -> BinaryIO:
+def _join(path: Path, transport: str) -> BinaryIO:
     """Make the folder if need be and hold the shared lock on its ``owners``."""
     while True:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         if path.exists() and not _is_ours(path):
-            raise UsageError(f"transport shm: {path} is in the way and not a folder of this user")
+            raise UsageError(
+                f"transport {transport}: {path} is in the way and not a folder of this user"
+            )
         try:
             owners = (path / "owners").open("ab")
         except FileNotFoundError:  # removed in between by a sweep

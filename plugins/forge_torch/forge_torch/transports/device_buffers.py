@@ -1,0 +1,120 @@
+"""Memory of a CUDA device that other processes of the host can open, used again and again."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from forge_core import RunFailed
+
+_DEVICE = 6
+"""Place of the device's index among the arguments of ``rebuild_cuda_tensor``."""
+
+
+class SharedMemory(Protocol):
+    """Memory that one process allocates and exports, and others open by the handle."""
+
+    def allocate(self, size: int, like: torch.Tensor) -> torch.Tensor:
+        """Uint8 [size], near the weight that will be copied into it."""
+        ...
+
+    def export(self, buffer: torch.Tensor) -> str:
+        """A handle for other processes of this host."""
+        ...
+
+    def open(self, handle: str) -> torch.Tensor:
+        """The buffer of another process, uint8 [size].
+
+        Raises:
+            RunFailed: it cannot be reached from here.
+        """
+        ...
+
+    def wait(self, device: torch.device) -> None:
+        """Return when all that this process began on the device has ended."""
+        ...
+
+
+class CudaMemory:
+    """Torch's own CUDA IPC: ``cudaIpcGetMemHandle`` and ``cudaIpcOpenMemHandle``."""
+
+    def allocate(self, size: int, like: torch.Tensor) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=like.device if like.is_cuda else "cuda")
+
+    def export(self, buffer: torch.Tensor) -> str:
+        _, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
+        return base64.b64encode(pickle.dumps(arguments)).decode()
+
+    def open(self, handle: str) -> torch.Tensor:
+        arguments = list(pickle.loads(base64.b64decode(handle)))
+        # Opened on the device that reads: the publisher's has another index here, or none.
+        arguments[_DEVICE] = torch.cuda.current_device()
+        try:
+            opened: torch.Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            [line, *_] = [*str(error).splitlines(), ""]
+            raise RunFailed(
+                f"cannot open the trainer's device memory ({line}): the GPUs have no peer access, "
+                "or the processes are not of one host; use --transport shm",
+                component="transport cuda_ipc",
+            ) from error
+        return opened
+
+    def wait(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """``bytes`` is uint8 [size]; ``handle`` is what other processes open it by."""
+
+    bytes: torch.Tensor
+    handle: str
+
+
+@dataclass(slots=True)
+class BufferPool:
+    """The buffers of this process. They stay allocated until it ends, and are handed out again.
+
+    Torch counts the readers of an exported buffer for one reader that opens it once: a second one
+    takes the (unsigned) count below zero, and torch never frees the buffer. Here locks say who
+    reads, and no buffer is freed while a process may still have it mapped.
+    """
+
+    memory: SharedMemory
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _free: dict[tuple[torch.device, int], list[Buffer]] = field(default_factory=dict)
+    _all: dict[str, Buffer] = field(default_factory=dict)
+
+    def take(self, weight: torch.Tensor) -> Buffer:
+        """A buffer of the weight's size, on its device if that is one that can be shared."""
+        with self._lock:
+            for (device, size), free in self._free.items():
+                near = weight.device == device or not weight.is_cuda
+                if free and size == weight.nbytes and near:
+                    return free.pop()
+            fresh = self.memory.allocate(weight.nbytes, weight)
+            buffer = Buffer(fresh, self.memory.export(fresh))
+            self._all[buffer.handle] = buffer
+            return buffer
+
+    def give_back(self, buffers: list[Buffer]) -> None:
+        """Let buffers be taken again. Nobody reads them."""
+        with self._lock:
+            for buffer in buffers:
+                key = (buffer.bytes.device, buffer.bytes.numel())
+                self._free.setdefault(key, []).append(buffer)
+
+    def open(self, handle: str) -> torch.Tensor:
+        """The buffer with that handle, of whichever process. See ``SharedMemory.open``."""
+        own = self._all.get(handle)  # CUDA opens no handle in the process that made it
+        return own.bytes if own is not None else self.memory.open(handle)
+
+
+CUDA_BUFFERS = BufferPool(CudaMemory())

@@ -22,6 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from forge_core.errors import ConfigError, ReplicaDied
 from forge_core.types import WeightManifest
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
+from forge_vllm.weights import copy_some
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -133,11 +134,10 @@ class InProcessEngine:
         answer: asyncio.Future[WeightManifest] = self._loop.create_future()
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            async def pull() -> tuple[str, torch.Tensor] | None:
-                return await anext(source, None)
-
-            while pair := asyncio.run_coroutine_threadsafe(pull(), self._loop).result():
-                yield pair
+            while copies := asyncio.run_coroutine_threadsafe(
+                copy_some(source), self._loop
+            ).result():
+                yield from copies
 
         def swap() -> None:
             self._tell([(_into(answer), self._swap(version, mode, weights()))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,19 +15,36 @@ from forge_core.tensors.checksum import combined, digest
 TIED_HEAD = "lm_head.weight"
 """Need not come where the model's embeddings are tied to it."""
 
+COPIED_AT_ONCE = 32 * 2**20
+"""Bytes: little beside a model, and enough that going from one thread to another costs nothing."""
+
+
+async def copy_some(
+    source: AsyncIterator[tuple[str, torch.Tensor]],
+) -> list[tuple[str, torch.Tensor]]:
+    """Copies of a transport's next tensors: a few MiB, or one that is larger; none at its end.
+
+    vLLM holds some tensors back until others have come (the parts of a fused matrix), while a
+    transport's is only valid until the next one is asked for. vLLM lets go of a copy when it has
+    loaded it.
+    """
+    copies: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    while size < COPIED_AT_ONCE and (pair := await anext(source, None)) is not None:
+        name, tensor = pair
+        copies.append((name, tensor.detach().clone()))
+        size += tensor.nbytes
+    return copies
+
 
 class WeightStream:
     """The tensors of a version, as vLLM's loader asks for them.
-
-    vLLM holds some tensors back until others have come (the parts of a fused matrix), while a
-    transport's is only valid until the next one is asked for: each is copied, and vLLM lets go of
-    the copy when it has loaded it.
 
     What does not fit the model ends the stream early instead of raising inside vLLM's loader, which
     must come to its end to stay usable; ``finish`` raises it.
 
     Args:
-        source: of pairs of Hugging Face name and tensor.
+        source: of pairs of Hugging Face name and tensor, which the loader may keep.
         shapes: of the model's tensors by name, all of which must come.
         optional: names among them that need not.
     """
@@ -49,10 +66,9 @@ class WeightStream:
         try:
             for name, tensor in self._source:
                 self._check(name, tensor)
-                copy = tensor.detach().clone()
-                self._digests[name] = digest(name, copy)
-                self._bytes += copy.nbytes
-                yield name, copy
+                self._digests[name] = digest(name, tensor)
+                self._bytes += tensor.nbytes
+                yield name, tensor
             self._check_complete()
         except Exception as error:
             self._error = error

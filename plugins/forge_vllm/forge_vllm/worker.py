@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_core.errors import ForgeError, WeightMismatch
-from forge_vllm.weights import WeightStream, folder_shapes, optional_names
+from forge_vllm.weights import WeightStream, copy_some, folder_shapes, optional_names
 
 if TYPE_CHECKING:
     from forge_core.component import BuildContext
@@ -32,6 +32,7 @@ class WeightReceiver:
 
     model_config: Any
     model_runner: Any
+    forge_names: tuple[Mapping[str, tuple[int, ...]], frozenset[str]] | None = None
     forge_transport: Transport | None = None
     forge_runner: asyncio.Runner
 
@@ -43,9 +44,11 @@ class WeightReceiver:
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        folder = Path(self.model_config.model)
-        shapes = folder_shapes(folder)
-        stream = WeightStream(weights, shapes, optional_names(folder, shapes))
+        if self.forge_names is None:
+            folder = Path(self.model_config.model)
+            shapes = folder_shapes(folder)
+            self.forge_names = shapes, optional_names(folder, shapes)
+        stream = WeightStream(weights, *self.forge_names)
         model = self.model_runner.get_model()
         packed = packed_matrices(model)
         try:
@@ -136,11 +139,8 @@ _end_with_parent()
 def _synchronous(
     runner: asyncio.Runner, source: AsyncIterator[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    async def pull() -> tuple[str, torch.Tensor] | None:
-        return await anext(source, None)
-
     try:
-        while (pair := runner.run(pull())) is not None:
-            yield pair
+        while copies := runner.run(copy_some(source)):
+            yield from copies
     finally:
         runner.run(source.aclose())  # type: ignore[attr-defined]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import forge_vllm.weights
 from forge_core.errors import WeightMismatch
 from forge_core.tensors.checksum import checksum
-from forge_vllm.weights import WeightStream, folder_shapes, optional_names
+from forge_vllm.weights import WeightStream, copy_some, folder_shapes, optional_names
 from forge_vllm.worker import packed_matrices, repack
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,), "lm_head.weight": (2, 3)}
@@ -37,15 +38,20 @@ def test_all_tensors_pass_and_are_weighed() -> None:
     assert stream.finish() == {"checksum": checksum(weights.items()), "tensors": 3, "bytes": 64}
 
 
-def test_tensors_are_kept_from_a_source_that_uses_its_memory_again() -> None:
-    def source() -> Iterator[tuple[str, torch.Tensor]]:
+async def test_tensors_are_kept_from_a_source_that_uses_its_memory_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def source() -> AsyncIterator[tuple[str, torch.Tensor]]:
         buffer = torch.zeros(6)
         for value, (name, shape) in enumerate(SHAPES.items()):
             buffer.fill_(value)
             yield name, buffer[: torch.Size(shape).numel()].view(shape)
 
-    values = [float(tensor.mean()) for _, tensor in list(WeightStream(source(), SHAPES, NONE))]
-    assert values == [0.0, 1.0, 2.0]
+    monkeypatch.setattr(forge_vllm.weights, "COPIED_AT_ONCE", 30)  # bytes: two of them
+    stream, parts = source(), []
+    while copies := await copy_some(stream):
+        parts.append([float(tensor.mean()) for _, tensor in copies])
+    assert parts == [[0.0, 1.0], [2.0]]
 
 
 @pytest.mark.parametrize(

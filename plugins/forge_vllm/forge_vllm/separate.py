@@ -90,11 +90,11 @@ class SeparateEngine:
             await self._answer(self._engine.collective_rpc("forge_connect", args=(context,)))
             self._connected = True
         # Requests in flight are computed anew by the new weights, prompt and all.
-        await self._answer(self._engine.pause_generation(mode=mode, clear_cache=True))
+        pause = self._engine.pause_generation(mode=mode, clear_cache=True)
+        prepare = self._engine.collective_rpc("forge_prepare", args=(version,))
+        await asyncio.gather(self._answer(pause), self._answer(prepare))
         try:
-            results = await self._answer(
-                self._engine.collective_rpc("forge_fetch", args=(version,))
-            )
+            results = await self._answer(self._engine.collective_rpc("forge_fetch"))
             for refusal in filter(None, (result.pop("refusal", None) for result in results)):
                 raise WeightMismatch(refusal)
             await self._answer(self._engine.update_weight_version(str(version)))

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class WeightReceiver:
     forge_names: tuple[Mapping[str, tuple[int, ...]], frozenset[str]] | None = None
     forge_transport: Transport | None = None
     forge_runner: asyncio.Runner
+    forge_prepared: Iterator[tuple[str, torch.Tensor]] = iter(())
 
     def forge_load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Held:
         """Load weights by Hugging Face name and say what is held.
@@ -72,16 +74,24 @@ class WeightReceiver:
         self.forge_runner = asyncio.Runner()
         self.forge_transport = opened.transport.build(opened)
 
-    def forge_fetch(self, version: int) -> Held:
-        """Load a version from the transport.
+    def forge_prepare(self, version: int) -> None:
+        """Open a version and copy its first tensors, while the engine comes to its pause."""
+        assert self.forge_transport is not None
+        weights = _synchronous(self.forge_runner, self.forge_transport.fetch(version))
+        try:
+            self.forge_prepared = chain([next(weights)], weights)
+        except (ForgeError, KeyError, StopIteration) as error:
+            self.forge_prepared = _raising(error)
+
+    def forge_fetch(self) -> Held:
+        """Load the version that was prepared.
 
         What was wrong with it is ``refusal`` in the result: vLLM makes all exceptions one between
         processes.
         """
-        assert self.forge_transport is not None
-        fetched = self.forge_transport.fetch(version)
+        weights, self.forge_prepared = self.forge_prepared, iter(())
         try:
-            return self.forge_load(_synchronous(self.forge_runner, fetched))
+            return self.forge_load(weights)
         except (ForgeError, KeyError) as error:
             return {"refusal": str(error.args[0])}
 
@@ -134,6 +144,12 @@ def _end_with_parent() -> None:
 
 # vLLM imports this module in its own processes, and calls nothing of ours there before a request.
 _end_with_parent()
+
+
+def _raising(error: Exception) -> Iterator[tuple[str, torch.Tensor]]:
+    if not isinstance(error, StopIteration):
+        raise error
+    yield from ()
 
 
 def _synchronous(

@@ -22,7 +22,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from forge_core.errors import ConfigError, ReplicaDied
 from forge_core.types import WeightManifest
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
-from forge_vllm.weights import copy_some
+from forge_vllm.weights import Copied, copy_some
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -133,7 +133,7 @@ class InProcessEngine:
         source = self._transport.fetch(version)
         answer: asyncio.Future[WeightManifest] = self._loop.create_future()
 
-        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        def weights() -> Iterator[Copied]:
             while copies := asyncio.run_coroutine_threadsafe(
                 copy_some(source), self._loop
             ).result():
@@ -252,9 +252,7 @@ class InProcessEngine:
         here = [name for name in names if self._receivers.pop(name, None) is not None]
         self._engine.abort_request(here)
 
-    def _swap(
-        self, version: int, mode: PauseMode, weights: Iterator[tuple[str, torch.Tensor]]
-    ) -> WeightManifest:
+    def _swap(self, version: int, mode: PauseMode, weights: Iterator[Copied]) -> WeightManifest:
         if mode == "abort":
             self._cancel_all()
         while mode == "wait" and self._engine.has_unfinished_requests():

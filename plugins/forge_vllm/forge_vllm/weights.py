@@ -1,10 +1,11 @@
-"""New weights on their way into the engine: checked, copied and weighed one by one."""
+"""New weights on their way into the engine: copied, weighed and checked one by one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -19,21 +20,28 @@ COPIED_AT_ONCE = 32 * 2**20
 """Bytes: little beside a model, and enough that going from one thread to another costs nothing."""
 
 
-async def copy_some(
-    source: AsyncIterator[tuple[str, torch.Tensor]],
-) -> list[tuple[str, torch.Tensor]]:
+class Copied(NamedTuple):
+    """A tensor that has come, and its part of the checksum."""
+
+    name: str
+    tensor: torch.Tensor
+    digest: bytes
+
+
+async def copy_some(source: AsyncIterator[tuple[str, torch.Tensor]]) -> list[Copied]:
     """Copies of a transport's next tensors: a few MiB, or one that is larger; none at its end.
 
     vLLM holds some tensors back until others have come (the parts of a fused matrix), while a
     transport's is only valid until the next one is asked for. vLLM lets go of a copy when it has
     loaded it.
     """
-    copies: list[tuple[str, torch.Tensor]] = []
+    copies: list[Copied] = []
     size = 0
     while size < COPIED_AT_ONCE and (pair := await anext(source, None)) is not None:
         name, tensor = pair
-        copies.append((name, tensor.detach().clone()))
-        size += tensor.nbytes
+        copy = tensor.detach().clone()
+        copies.append(Copied(name, copy, digest(name, copy)))
+        size += copy.nbytes
     return copies
 
 
@@ -44,14 +52,14 @@ class WeightStream:
     must come to its end to stay usable; ``finish`` raises it.
 
     Args:
-        source: of pairs of Hugging Face name and tensor, which the loader may keep.
+        source: of what has come, by Hugging Face name.
         shapes: of the model's tensors by name, all of which must come.
         optional: names among them that need not.
     """
 
     def __init__(
         self,
-        source: Iterator[tuple[str, torch.Tensor]],
+        source: Iterator[Copied],
         shapes: Mapping[str, tuple[int, ...]],
         optional: frozenset[str],
     ) -> None:
@@ -64,9 +72,9 @@ class WeightStream:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         try:
-            for name, tensor in self._source:
+            for name, tensor, weighed in self._source:
                 self._check(name, tensor)
-                self._digests[name] = digest(name, tensor)
+                self._digests[name] = weighed
                 self._bytes += tensor.nbytes
                 yield name, tensor
             self._check_complete()

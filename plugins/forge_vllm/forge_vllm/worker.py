@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_core.errors import ForgeError, WeightMismatch
-from forge_vllm.weights import WeightStream, copy_some, folder_shapes, optional_names
+from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
 
 if TYPE_CHECKING:
     from forge_core.component import BuildContext
@@ -36,9 +36,9 @@ class WeightReceiver:
     forge_names: tuple[Mapping[str, tuple[int, ...]], frozenset[str]] | None = None
     forge_transport: Transport | None = None
     forge_runner: asyncio.Runner
-    forge_prepared: Iterator[tuple[str, torch.Tensor]] = iter(())
+    forge_prepared: Iterator[Copied] = iter(())
 
-    def forge_load(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Held:
+    def forge_load(self, weights: Iterator[Copied]) -> Held:
         """Load weights by Hugging Face name and say what is held.
 
         Raises:
@@ -146,7 +146,7 @@ def _end_with_parent() -> None:
 _end_with_parent()
 
 
-def _raising(error: Exception) -> Iterator[tuple[str, torch.Tensor]]:
+def _raising(error: Exception) -> Iterator[Copied]:
     if not isinstance(error, StopIteration):
         raise error
     yield from ()
@@ -154,7 +154,7 @@ def _raising(error: Exception) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _synchronous(
     runner: asyncio.Runner, source: AsyncIterator[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[Copied]:
     try:
         while copies := runner.run(copy_some(source)):
             yield from copies

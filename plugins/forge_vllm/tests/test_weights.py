@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 import forge_vllm.weights
 from forge_core.errors import WeightMismatch
-from forge_core.tensors.checksum import checksum
-from forge_vllm.weights import WeightStream, copy_some, folder_shapes, optional_names
+from forge_core.tensors.checksum import checksum, digest
+from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
 from forge_vllm.worker import packed_matrices, repack
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,), "lm_head.weight": (2, 3)}
@@ -31,9 +31,13 @@ def tensors(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return made
 
 
+def copied(pairs: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Copied]:
+    return (Copied(name, tensor, digest(name, tensor)) for name, tensor in pairs)
+
+
 def test_all_tensors_pass_and_are_weighed() -> None:
     weights = tensors()
-    stream = WeightStream(iter(weights.items()), SHAPES, NONE)
+    stream = WeightStream(copied(weights.items()), SHAPES, NONE)
     assert dict(stream).keys() == weights.keys()
     assert stream.finish() == {"checksum": checksum(weights.items()), "tensors": 3, "bytes": 64}
 
@@ -50,7 +54,7 @@ async def test_tensors_are_kept_from_a_source_that_uses_its_memory_again(
     monkeypatch.setattr(forge_vllm.weights, "COPIED_AT_ONCE", 30)  # bytes: two of them
     stream, parts = source(), []
     while copies := await copy_some(stream):
-        parts.append([float(tensor.mean()) for _, tensor in copies])
+        parts.append([float(tensor.mean()) for _, tensor, _ in copies])
     assert parts == [[0.0, 1.0], [2.0]]
 
 
@@ -65,14 +69,14 @@ async def test_tensors_are_kept_from_a_source_that_uses_its_memory_again(
 def test_what_does_not_fit_ends_the_stream_and_is_raised_behind_it(
     weights: dict[str, torch.Tensor], message: str
 ) -> None:
-    stream = WeightStream(iter(weights.items()), SHAPES, NONE)
+    stream = WeightStream(copied(weights.items()), SHAPES, NONE)
     assert len(list(stream)) < 3
     with pytest.raises(WeightMismatch, match=message):
         stream.finish()
 
 
 def test_a_tensor_that_comes_twice() -> None:
-    stream = WeightStream(iter([*tensors().items(), *tensors().items()]), SHAPES, NONE)
+    stream = WeightStream(copied([*tensors().items(), *tensors().items()]), SHAPES, NONE)
     assert len(list(stream)) == 3
     with pytest.raises(WeightMismatch, match=r"a\.weight came twice"):
         stream.finish()
@@ -83,7 +87,7 @@ def test_an_error_of_the_source_is_raised_behind_the_stream() -> None:
         yield "a.weight", torch.zeros(2, 3)
         raise KeyError("no version 7")
 
-    stream = WeightStream(source(), SHAPES, NONE)
+    stream = WeightStream(copied(source()), SHAPES, NONE)
     assert len(list(stream)) == 1
     with pytest.raises(KeyError, match="no version 7"):
         stream.finish()
@@ -95,7 +99,7 @@ def test_only_a_tied_head_need_not_come(tmp_path: Path, tied: bool) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     shapes = folder_shapes(tmp_path)
     assert shapes == SHAPES
-    stream = WeightStream(iter(tensors(l=None).items()), shapes, optional_names(tmp_path, shapes))
+    stream = WeightStream(copied(tensors(l=None).items()), shapes, optional_names(tmp_path, shapes))
     list(stream)
     if tied:
         assert stream.finish()["tensors"] == 2

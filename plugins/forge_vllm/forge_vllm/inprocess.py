@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.triton_utils import dispatcher
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -76,7 +77,7 @@ class InProcessEngine:
             )
         self._groups_were_there = torch.distributed.is_initialized()
         try:
-            with _process_left_as_it_was():
+            with _process_left_as_it_was(), _proxies_passed_by():
                 self._engine: Any = LLMEngine.from_engine_args(args)
         except BaseException:
             _only_one.release()
@@ -318,6 +319,25 @@ def _process_left_as_it_was() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
+
+
+@contextmanager
+def _proxies_passed_by() -> Iterator[None]:
+    """At its start vLLM asks every object of every module for its ``__dict__``. A proxy without an
+    object (``flask.current_app``, once Flask is imported) raises RuntimeError at that: it has none.
+    """
+
+    def has(value: Any, name: str) -> bool:
+        try:
+            return hasattr(value, name)
+        except RuntimeError:
+            return False
+
+    vars(dispatcher)["hasattr"] = has
+    try:
+        yield
+    finally:
+        del vars(dispatcher)["hasattr"]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from forge_core.config.sections import (
     DistributedSection,
     EvaluationSection,
     ModelSection,
+    RewardWorkersSection,
     SamplingSection,
     TrainingSection,
 )
@@ -85,6 +86,7 @@ class StageConfig:
     recipe: Selection[Recipe]
     generator: Selection[Generator] | None
     trainer: Selection[Trainer] | None
+    reference: Selection[Trainer] | None
     loss: Selection[Loss] | None
     environment: Selection[Environment] | None
     transport: Selection[Transport] | None
@@ -93,7 +95,9 @@ class StageConfig:
     generator_placement: Placement
     generator_options: ServiceOptions
     trainer_placement: Placement
+    reference_placement: Placement
     rewards: Mapping[str, RewardPart]
+    reward_placement: Placement
     model: ModelSection
     training: TrainingSection
     distributed: DistributedSection
@@ -296,6 +300,7 @@ def _parse_stage(
     recipe = parser.required("recipe")
     generator, generator_keys = parser.component_and_keys("generator")
     trainer, trainer_keys = parser.component_and_keys("trainer")
+    reference, reference_keys = parser.component_and_keys("reference")
     sections = {
         section: parser.component(section)
         for section in ("loss", "environment", "transport", "dataset", "eval_dataset")
@@ -304,6 +309,7 @@ def _parse_stage(
         part: RewardPart(selection=selection, **(dict(keys) if keys is not None else {}))
         for part, (selection, keys) in parser.parts("rewards").items()
     }
+    reward_workers = parser.shared("reward_workers", RewardWorkersSection)
     training = parser.shared("training", TrainingSection)
     distributed = parser.shared("distributed", DistributedSection)
     sampling = parser.shared("sampling", SamplingSection)
@@ -315,11 +321,14 @@ def _parse_stage(
         recipe=recipe,
         generator=generator,
         trainer=trainer,
+        reference=reference,
         **sections,
         generator_placement=_placement(generator_keys),
         generator_options=ServiceOptions(**_fields_of(ServiceOptions, generator_keys)),
         trainer_placement=_placement(trainer_keys),
+        reference_placement=_placement(reference_keys),
         rewards=rewards,
+        reward_placement=_placement(reward_workers),
         model=model,
         training=training,
         distributed=distributed,

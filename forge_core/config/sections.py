@@ -192,6 +192,30 @@ class ReplicatedKeys(PlacementKeys):
     )
 
 
+class ReferenceKeys(PlacementKeys):
+    """The kernel's keys of the reference section."""
+
+    replicas: int = Field(
+        1, ge=1, description="copies of the model; they share the sequences of a step evenly"
+    )
+
+
+class RewardWorkersSection(Settings):
+    """Who judges the parts of ``rewards``: each worker has a process that it kills at a deadline.
+
+    With one worker and nothing else said it lives in the controller's process.
+    """
+
+    replicas: int = Field(1, ge=1, description="workers; they share the samples of a step")
+    isolate: bool = Field(False, description="a process of its own for each worker")
+    with_gpus: bool = Field(
+        False, description="one GPU for each worker, for reward models; refused where too few"
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of each worker's process"
+    )
+
+
 class RewardKeys(Settings):
     """Keys of each part of ``rewards`` that are the kernel's, not the component's."""
 
@@ -208,6 +232,7 @@ SHARED_SECTIONS: dict[str, type[Settings]] = {
     "distributed": DistributedSection,
     "checkpointing": CheckpointingSection,
     "sampling": SamplingSection,
+    "reward_workers": RewardWorkersSection,
     "evaluation": EvaluationSection,
 }
 """Section name -> model. Every stage has each of them."""
@@ -216,6 +241,7 @@ COMPONENT_SECTIONS: dict[str, str] = {
     "recipe": "recipe",
     "generator": "generator",
     "trainer": "trainer",
+    "reference": "trainer",
     "loss": "loss",
     "environment": "environment",
     "transport": "transport",
@@ -235,6 +261,7 @@ RUN_WIDE: frozenset[str] = frozenset({"model", "checkpointing", "runtime", "trac
 KERNEL_KEYS: dict[str, type[Settings]] = {
     "generator": ReplicatedKeys,
     "trainer": PlacementKeys,
+    "reference": ReferenceKeys,
     "rewards": RewardKeys,
 }
 """Component section -> the kernel's own keys in it (for ``rewards``: in each part)."""

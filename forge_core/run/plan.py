@@ -45,16 +45,20 @@ def check_components(stage: StageConfig) -> None:
     Raises:
         UsageError: names the key, and what is allowed.
     """
-    context = early_context(stage)
+    context = replace(early_context(stage), loss=stage.loss, transport=stage.transport)
     for selection, procs in (
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
         (stage.transport, 1),
     ):
         if selection is not None:
-            selection.check(
-                replace(context, loss=stage.loss, transport=stage.transport, world_size=procs)
-            )
+            selection.check(replace(context, world_size=procs))
+    if stage.reference is not None:
+        procs = stage.reference_placement.procs
+        try:
+            stage.reference.check(replace(early_context(stage), world_size=procs))
+        except UsageError as error:
+            raise UsageError(f"reference: {error}") from error
 
 
 def check_transport(stage: StageConfig, runtime: str) -> None:
@@ -110,6 +114,22 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
             raise UsageError(
                 f"{section}: recipe {stage.recipe.name!r} (stage {stage.name!r}) needs this section"
             )
+
+
+def check_reference(stage: StageConfig, loss: Loss | None) -> None:
+    """A reference of its own is asked for something.
+
+    Raises:
+        UsageError: the loss needs no reference logprobs.
+    """
+    if stage.reference is None or (loss is not None and "reference_logprobs" in loss.needs):
+        return
+    who = f"loss {stage.loss.name!r}" if stage.loss is not None else "a stage without a loss"
+    raise UsageError(
+        f"reference: {who} needs no reference logprobs (stage {stage.name!r}), so nothing would "
+        "ask this model; turn the loss's KL term on or take the section out (for one stage of "
+        "several write stages.NAME.reference)"
+    )
 
 
 def check_loss(stage: StageConfig, recipe: Recipe, loss: Loss) -> None:

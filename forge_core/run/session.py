@@ -24,6 +24,7 @@ from forge_core.run.interrupt import StopRequest
 from forge_core.run.plan import (
     check_components,
     check_loss,
+    check_reference,
     check_requirements,
     check_transport,
     early_context,
@@ -74,8 +75,10 @@ class RunSession:
         context = early_context(stage)
         recipe = stage.recipe.build(context)
         check_requirements(stage, recipe)
-        if stage.loss is not None:
-            check_loss(stage, recipe, stage.loss.build(context))
+        loss = stage.loss.build(context) if stage.loss is not None else None
+        if loss is not None:
+            check_loss(stage, recipe, loss)
+        check_reference(stage, loss)
         check_components(stage)
         check_transport(stage, self.config.runtime.name)
         length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
@@ -239,7 +242,7 @@ class RunSession:
         """Section -> component of what runs in a stage."""
         named = {
             section: selection.name
-            for section in ("generator", "trainer", "loss", "transport")
+            for section in ("generator", "trainer", "reference", "loss", "transport")
             if (selection := getattr(stage, section)) is not None
         }
         return {**named, "runtime": self.config.runtime.name}

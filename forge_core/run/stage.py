@@ -6,10 +6,12 @@ order of tasks, evaluation, checkpoints, resuming, stopping. A recipe is left wi
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +27,7 @@ from forge_core.run.step import Step
 from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
-from forge_core.types import Episode, Sampling, Task, WeightManifest
+from forge_core.types import Episode, Sampling, Task, TrainSequence, WeightManifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +76,7 @@ class Stage:
         self._manifest: WeightManifest | None = None
         self._trainer: Service | None = None
         self._policy: Service | None = None
+        self._reference: Service | None = None
         self._rewards: RewardPool | None = None
         self._addresses = Addresses(session.folder.addresses, session.broadcast.event)
         # The learning-rate schedule ends where the stage does, however its length was given.
@@ -155,7 +158,10 @@ class Stage:
                 on_event=self.session.broadcast.event,
             )
             if self.config.loss is not None and "reference_logprobs" in self.loss.needs:
-                await self._trainer.hold_reference.route()
+                if self.config.reference is None:
+                    await self._trainer.hold_reference.route()
+                else:
+                    await self._reference_service()
             if self._restored is not None and self._restored.stage_step > 0:
                 checkpoint = self.session.checkpoints.verify(self._restored.step)
                 await self._trainer.load.route(checkpoint)
@@ -164,6 +170,52 @@ class Stage:
                 # Publishing again gives the replicas the version they had.
                 self.version = max(-1, self._restored.version - 1)
         return self._trainer
+
+    async def _reference_service(self) -> Service:
+        """The service that answers with the weights the stage began with, where the config has one.
+
+        It is built without a loss, so that it never holds gradients or optimizer state.
+        """
+        if self._reference is None:
+            assert self.config.reference is not None
+            self._reference = await Service.start(
+                self.session.runtime,
+                self.config.reference,
+                replace(self.context, loss=None, transport=None),
+                name="reference",
+                placement=self.config.reference_placement,
+                options=ServiceOptions(concurrency=1),  # a trainer takes one call at a time
+                watchdog=self.session.watchdog,
+                on_event=self.session.broadcast.event,
+            )
+        return self._reference
+
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainSequence], *, temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Logprob of every token under the weights the stage began with, whoever holds them.
+
+        Args:
+            sequences: replicas of the reference share them evenly.
+            temperature: logits are divided by it.
+
+        Returns:
+            one list for each sequence, as ``Trainer.logprobs``.
+        """
+        if self.config.reference is None:
+            trainer = await self.trainer()
+            held: list[list[float]] = await trainer.logprobs.route(
+                sequences, reference=True, temperature=temperature
+            )
+            return held
+        reference = await self._reference_service()
+        replicas = self.config.reference_placement.replicas
+        bounds = [len(sequences) * part // replicas for part in range(replicas + 1)]
+        parts = [sequences[begin:end] for begin, end in pairwise(bounds) if begin < end]
+        rows = await asyncio.gather(
+            *(reference.logprobs.route(part, temperature=temperature) for part in parts)
+        )
+        return [row for part in rows for row in part]
 
     async def policy(self) -> Service:
         """The generator service, holding the trainer's current weights."""
@@ -260,9 +312,10 @@ class Stage:
         await self._evaluate("after")
 
     def _report(self, step: Step) -> None:
-        if self._policy is not None:
-            lap = self._policy.lap()
-            step.timing.update({f"generator_{name}": value for name, value in lap.items()})
+        for service in (self._policy, self._reference):
+            if service is not None:
+                lap = service.lap()
+                step.timing.update({f"{service.name}_{name}": value for name, value in lap.items()})
         record = StepRecord(
             step=step.run_number,
             stage=self.name,
@@ -320,7 +373,7 @@ class Stage:
     async def close(self) -> None:
         """Give everything back, whatever state it is in; the first failure is raised at the end."""
         errors: list[Exception] = []
-        for part in (self._policy, self._trainer, self._rewards):
+        for part in (self._policy, self._trainer, self._reference, self._rewards):
             if part is not None:
                 try:
                     await part.close()

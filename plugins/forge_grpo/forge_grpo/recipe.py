@@ -117,7 +117,7 @@ class GrpoRecipe:
         temperature = stage.config.sampling.temperature
         sequences = [train_sequence(episode) for episode in episodes]
         if sequences and "reference_logprobs" in stage.loss.needs:
-            sequences = await _with_reference(trainer, sequences, temperature)
+            sequences = await _with_reference(stage, sequences, temperature)
         micro_batches = _split(sequences, stage.config.training.gradient_accumulation_steps)
         result: StepResult = await trainer.train_step.route(micro_batches, temperature=temperature)
         return result
@@ -144,9 +144,9 @@ def train_sequence(episode: Episode) -> TrainSequence:
 
 
 async def _with_reference(
-    trainer: Service, sequences: Sequence[TrainSequence], temperature: float
+    stage: Stage, sequences: Sequence[TrainSequence], temperature: float
 ) -> list[TrainSequence]:
-    logprobs = await trainer.logprobs.route(sequences, reference=True, temperature=temperature)
+    logprobs = await stage.reference_logprobs(sequences, temperature=temperature)
     return [
         replace(sequence, fields={**sequence.fields, "reference_logprobs": values})
         for sequence, values in zip(sequences, logprobs, strict=True)

@@ -11,7 +11,7 @@ from forge_monarch.settings import MonarchSettings
 if TYPE_CHECKING:
     from forge_core.config.resolve import RunConfig
 
-SERVICES = ("generator", "trainer")
+SERVICES = ("generator", "trainer", "reference")
 """Services of a run that have replicas in a runtime."""
 
 
@@ -28,6 +28,7 @@ def check_placement(config: RunConfig) -> None:
     for stage in config.stages:
         hosts_of(settings, "trainer", 0, stage.trainer_placement.procs)
         hosts_of(settings, "generator", 0, stage.generator_placement.procs)
+        hosts_of(settings, "reference", 0, stage.reference_placement.procs)
 
 
 def check_services(settings: MonarchSettings) -> None:

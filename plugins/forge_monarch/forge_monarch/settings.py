@@ -74,7 +74,8 @@ class MonarchSettings(Settings):
         None, description="ask Kubernetes for hosts pod0, pod1, ..."
     )
     services: Mapping[str, ServicePlacement] = Field(
-        default_factory=dict, description="service (generator, trainer) -> where its replicas live"
+        default_factory=dict,
+        description="service (generator, trainer, reference) -> where its replicas live",
     )
 
     hang_after: float = Field(

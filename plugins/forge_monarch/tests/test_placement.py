@@ -57,7 +57,7 @@ def test_a_replica_may_span_hosts() -> None:
         ),
         (
             {"generatr": {"hosts": ["b"]}},
-            r"runtime\.services\.generatr: no such service; allowed: generator, trainer "
+            r"runtime\.services\.generatr: no such service; allowed: generator, trainer, reference "
             r"\(did you mean generator\?\)",
         ),
         (

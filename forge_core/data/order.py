@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 from forge_core.seeding import derive_seed
 
@@ -22,8 +23,8 @@ class TaskOrder:
         self.length = length
         self.seed = seed
         self.position = position
-        self._epoch: int | None = None
-        self._shuffled: list[int] = []
+        # Two, for whoever looks ahead from one epoch into the next.
+        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
 
     @property
     def epoch(self) -> int:
@@ -32,13 +33,16 @@ class TaskOrder:
 
     def take(self, count: int) -> list[int]:
         """The next ``count`` indices; goes over into the next epoch where one ends."""
-        taken = []
-        for _ in range(count):
-            epoch, offset = divmod(self.position, self.length)
-            if epoch != self._epoch:
-                self._epoch = epoch
-                self._shuffled = list(range(self.length))
-                random.Random(derive_seed(self.seed, "order", epoch)).shuffle(self._shuffled)
-            taken.append(self._shuffled[offset])
-            self.position += 1
+        taken = [self.at(self.position + offset) for offset in range(count)]
+        self.position += count
         return taken
+
+    def at(self, position: int) -> int:
+        """The index at a position, which need not be the next; takes nothing."""
+        epoch, offset = divmod(position, self.length)
+        return self._shuffled(epoch)[offset]
+
+    def _shuffle(self, epoch: int) -> list[int]:
+        shuffled = list(range(self.length))
+        random.Random(derive_seed(self.seed, "order", epoch)).shuffle(shuffled)
+        return shuffled

@@ -32,6 +32,19 @@ def test_a_resumed_order_goes_on_where_it_was(
     assert TaskOrder(length, seed, position=begun.position).take(second) == whole[first:]
 
 
+@given(
+    length=st.integers(1, 20),
+    seed=st.integers(0, 100),
+    positions=st.lists(st.integers(0, 100), max_size=30),
+)
+def test_looking_ahead_takes_nothing(length: int, seed: int, positions: list[int]) -> None:
+    whole = TaskOrder(length, seed).take(101)
+    order = TaskOrder(length, seed)
+    assert [order.at(position) for position in positions] == [whole[p] for p in positions]
+    assert order.position == 0
+    assert order.take(101) == whole
+
+
 def test_epochs_and_seeds_differ() -> None:
     order = TaskOrder(100, seed=1)
     first, second = order.take(100), order.take(100)

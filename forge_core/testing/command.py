@@ -59,14 +59,12 @@ def run_as_process(
     Raises:
         subprocess.TimeoutExpired: it took longer.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORGE_")}
-    folders = [*map(str, python_path), inherited.get("PYTHONPATH", "")]
+    folders = [*map(str, python_path), os.environ.get("PYTHONPATH", "")]
     result = subprocess.run(
         [sys.executable, "-m", "forge_core", *arguments],
         cwd=cwd,
-        env=inherited
+        env=process_environ()
         | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        | {"OMP_NUM_THREADS": "1"}
         | dict(environ or {}),
         capture_output=True,
         text=True,
@@ -74,3 +72,9 @@ def run_as_process(
         check=False,
     )
     return CommandResult(result.returncode, result.stdout, result.stderr)
+
+
+def process_environ() -> dict[str, str]:
+    """The environment of a command as a process: this one, without its ``FORGE_*`` variables."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FORGE_")}
+    return inherited | {"OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forge_core.app import Forge
     from forge_core.testing.command import CommandResult
     from forge_core.testing.distributions import FakeSite
+    from forge_core.testing.runs import Run
 
 TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 """Alphabet of ``tiny_model``."""
@@ -84,6 +85,36 @@ def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
     return run
 
 
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[..., Path]:
+    """``write_config(config, name="small.yaml")``: the path of a YAML file with this config."""
+    from forge_core.testing import runs
+
+    def write(config: Mapping[str, Any], name: str = "small.yaml") -> Path:
+        return runs.write_config(config, tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """``runs(config, *arguments, name="run")``: ``forge run`` as a process, in a folder ``name``.
+
+    See ``forge_core.testing.runs.Run``. What is left of them at the end of the test is killed.
+    """
+    from forge_core.testing.runs import Run
+
+    started: list[Run] = []
+
+    def start(config: Mapping[str, Any], *arguments: str, name: str = "run") -> Run:
+        started.append(Run(tmp_path / name, config, *arguments))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.kill()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a Qwen3 model of two layers, made from a seed, with a character tokenizer.
@@ -93,16 +124,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from forge_core.config.sections import ModelSection
     from forge_core.models.folder import materialize
+    from forge_core.testing.tiny import tiny_shape
 
-    config = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "intermediate_size": 64,
-        "max_position_embeddings": 256,
-    }
+    config = tiny_shape(max_position_embeddings=256)
     init = {"architecture": "qwen3", "config": config, "characters": TINY_CHARACTERS}
     model = ModelSection.model_validate({"init": init})
     return materialize(model, tmp_path_factory.mktemp("tiny_model"), seed=0)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,9 @@ import pytest
 import yaml
 
 from forge_core import Component, Forge, RunStopped, Settings, hookimpl
+from forge_core.testing.runs import Run, lines_of
 
-from .conftest import lines_of, metrics_of
+from .conftest import metrics_of
 
 
 def test_two_stages_leave_what_is_promised(small_config: dict[str, Any]) -> None:
@@ -127,38 +125,20 @@ def test_a_stop_short_of_the_target_says_so(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_a_checkpoint(
-    small_config: dict[str, Any], write_config: Any, run_forge_process: Any, number: int
+    small_config: dict[str, Any], runs: Callable[..., Run], number: int
 ) -> None:
     small_config["stages"]["sft"]["training"]["steps"] = 100_000
     small_config.pop("eval_dataset")
-    runs = Path(small_config["checkpointing"]["output_dir"])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "forge_core", "run", str(write_config(small_config))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size]:
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    (folder,) = runs.iterdir()
-    assert f"forge run --resume {folder}" in output
-    (checkpoint,) = (folder / "checkpoints").glob("step_*")
+    run = runs(small_config)
+    run.until_step(1)
+    run.process.send_signal(number)
+    assert run.end() == 130, run.printed
+    assert f"forge run --resume {run.folder}" in run.printed
+    (checkpoint,) = (run.folder / "checkpoints").glob("step_*")
     done = int(checkpoint.name.removeprefix("step_"))
-    resumed = run_forge_process(
-        "run", "--resume", str(folder), f"stages.sft.training.steps={done + 2}"
-    )
-    assert resumed.exit_code == 0, resumed.stderr
-    assert [row["step"] for row in metrics_of(folder)] == list(range(1, done + 2 + 3 + 1))
+    run.resume(f"stages.sft.training.steps={done + 2}")
+    assert run.end() == 0, run.printed
+    assert [row["step"] for row in metrics_of(run.folder)] == list(range(1, done + 2 + 3 + 1))
 
 
 class Constant:

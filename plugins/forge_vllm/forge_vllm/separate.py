@@ -89,15 +89,15 @@ class SeparateEngine:
             context = dumps(self._context)
             await self._answer(self._engine.collective_rpc("forge_connect", args=(context,)))
             self._connected = True
-        # Requests in flight are computed anew by the new weights, prompt and all.
-        pause = self._engine.pause_generation(mode=mode, clear_cache=True)
         prepare = self._engine.collective_rpc("forge_prepare", args=(version,))
-        await asyncio.gather(self._answer(pause), self._answer(prepare))
+        await asyncio.gather(self._answer(self._pause(mode)), self._answer(prepare))
         try:
-            results = await self._answer(self._engine.collective_rpc("forge_fetch"))
+            results, _ = await asyncio.gather(
+                self._answer(self._engine.collective_rpc("forge_fetch")),
+                self._answer(self._engine.update_weight_version(str(version))),
+            )
             for refusal in filter(None, (result.pop("refusal", None) for result in results)):
                 raise WeightMismatch(refusal)
-            await self._answer(self._engine.update_weight_version(str(version)))
         except BaseException as error:
             await self._fail_all(WeightMismatch(f"the update to version {version} failed: {error}"))
             raise
@@ -164,6 +164,16 @@ class SeparateEngine:
             raise error.__cause__ or error from None
         finally:
             del self._requests[name]
+
+    async def _pause(self, mode: PauseMode) -> None:
+        """vLLM's ``pause_generation`` without the 20 ms that it sleeps at its end, so that callers
+        have the outputs sampled before; nobody here waits for them, and each names its version.
+
+        Requests in flight are computed anew by the new weights, prompt and all.
+        """
+        if self._engine.renderer.mm_processor_cache is not None:
+            await self._engine.renderer.clear_mm_cache_async()
+        await self._engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=True)
 
     async def _fail_all(self, error: ForgeError) -> None:
         """End every request with an error."""

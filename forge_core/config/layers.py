@@ -22,6 +22,7 @@ SECTIONS: tuple[str, ...] = (
     "loss",
     "generator",
     "sampling",
+    "replay_buffer",
     "transport",
     "environment",
     "rewards",

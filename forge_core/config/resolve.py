@@ -25,6 +25,7 @@ from forge_core.config.sections import (
     DistributedSection,
     EvaluationSection,
     ModelSection,
+    ReplayBufferSection,
     RewardWorkersSection,
     SamplingSection,
     TrainingSection,
@@ -96,6 +97,7 @@ class StageConfig:
     generator_options: ServiceOptions
     trainer_placement: Placement
     reference_placement: Placement
+    replay_buffer_placement: Placement
     rewards: Mapping[str, RewardPart]
     reward_placement: Placement
     model: ModelSection
@@ -327,6 +329,7 @@ def _parse_stage(
         generator_options=ServiceOptions(**_fields_of(ServiceOptions, generator_keys)),
         trainer_placement=_placement(trainer_keys),
         reference_placement=_placement(reference_keys),
+        replay_buffer_placement=_placement(parser.shared("replay_buffer", ReplayBufferSection)),
         rewards=rewards,
         reward_placement=_placement(reward_workers),
         model=model,

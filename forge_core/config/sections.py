@@ -216,6 +216,18 @@ class RewardWorkersSection(Settings):
     )
 
 
+class ReplayBufferSection(Settings):
+    """Where groups wait that a recipe has sampled ahead of their step.
+
+    With nothing said, in the controller's process.
+    """
+
+    isolate: bool = Field(False, description="a process of its own")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of that process"
+    )
+
+
 class RewardKeys(Settings):
     """Keys of each part of ``rewards`` that are the kernel's, not the component's."""
 
@@ -232,6 +244,7 @@ SHARED_SECTIONS: dict[str, type[Settings]] = {
     "distributed": DistributedSection,
     "checkpointing": CheckpointingSection,
     "sampling": SamplingSection,
+    "replay_buffer": ReplayBufferSection,
     "reward_workers": RewardWorkersSection,
     "evaluation": EvaluationSection,
 }

@@ -1,7 +1,8 @@
 """Checkpoints: complete or not there at all, and proved before they are used.
 
 A checkpoint is a folder ``step_N``: the model in Hugging Face layout and whatever else the trainer
-writes, ``state.json`` (where the run stands), ``manifest.json`` (each file's size and checksum).
+writes, ``state.json`` (where the run stands), ``replay_buffer.json`` (groups that were sampled ahead
+of their step), ``manifest.json`` (each file's size and checksum).
 It is written beside its final place and renamed.
 """
 
@@ -19,6 +20,7 @@ from forge_core.errors import DataError
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+REPLAY_BUFFER = "replay_buffer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,7 @@ class RunState:
         stage_step: steps done in that stage.
         stage_done: the stage has reached its target.
         version: policy version last published.
-        position: tasks taken from the dataset.
+        position: tasks taken from the dataset for the steps that are done.
         python_rng: state of the ``random`` module, which recipes and plugins may use.
         extra: what the recipe keeps.
     """

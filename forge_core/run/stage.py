@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from forge_core.data.order import TaskOrder
 from forge_core.errors import RunInterrupted, RunStopped, UsageError
 from forge_core.models.stop_tokens import stop_token_ids
+from forge_core.replay.component import replay_buffer
+from forge_core.replay.saved import from_json, to_json
 from forge_core.run.addresses import Addresses
-from forge_core.run.checkpoint import RunState
+from forge_core.run.checkpoint import REPLAY_BUFFER, RunState
 from forge_core.run.evaluation import evaluate
-from forge_core.run.plan import early_context
+from forge_core.run.plan import early_context, placements
 from forge_core.run.records import StepRecord
 from forge_core.run.step import Step
+from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
@@ -78,6 +81,7 @@ class Stage:
         self._policy: Service | None = None
         self._reference: Service | None = None
         self._rewards: RewardPool | None = None
+        self._replay_buffer: Service | None = None
         self._addresses = Addresses(session.folder.addresses, session.broadcast.event)
         # The learning-rate schedule ends where the stage does, however its length was given.
         training = config.training.model_copy(update={"steps": total_steps, "num_epochs": None})
@@ -126,6 +130,10 @@ class Stage:
     def take(self, count: int) -> list[Task]:
         """The next tasks in the run's order; goes round at the end of the dataset."""
         return [self.dataset[index] for index in self.tasks.take(count)]
+
+    def task_at(self, place: int) -> Task:
+        """The task at a place of the run's order, for whoever looks ahead; takes nothing."""
+        return self.dataset[self.tasks.at(place)]
 
     def sampling(self, **changes: Any) -> Sampling:
         """The config's ``sampling`` section with the model's stop tokens."""
@@ -259,14 +267,53 @@ class Stage:
                 )
         return self.version
 
+    async def replay_buffer(self, max_staleness: int) -> Service:
+        """The service that keeps groups until they are trained; with the checkpoint's, if resumed.
+
+        In this process unless the config gives it one of its own. A replica that died is replaced
+        by an empty one.
+
+        Args:
+            max_staleness: of ``forge_core.replay.buffer.ReplayBuffer``.
+        """
+        if self._replay_buffer is None:
+            placement = self.config.replay_buffer_placement
+            self._replay_buffer = await Service.start(
+                self.session.runtime if placement.own_processes else LocalRuntime(),
+                replay_buffer(max_staleness),
+                replace(self.context, loss=None, transport=None),
+                name="replay_buffer",
+                placement=placement,
+                watchdog=self.session.watchdog,
+                on_event=self.session.broadcast.event,
+            )
+            if self._restored is not None:
+                saved = self.session.checkpoints.path(self._restored.step) / REPLAY_BUFFER
+                if saved.is_file():
+                    await self._restore_replay_buffer(self._replay_buffer, saved)
+        return self._replay_buffer
+
+    async def _restore_replay_buffer(self, service: Service, saved: Path) -> None:
+        groups, gone = from_json(saved.read_text(), self.task_at)
+        if gone:
+            self.session.broadcast.event(
+                "warning",
+                f"the replay buffer of {saved.parent} has groups of {len(gone)} tasks that the "
+                f"dataset does not have where it had them ({', '.join(gone[:3])}, ...): left out",
+            )
+        await service.load.route(groups)
+
     async def score(self, episodes: Sequence[Episode]) -> None:
         """Judge episodes with the config's rewards, then let plugins see (and change) them."""
         if self._rewards is None:
             from forge_core.rewards.pool import RewardPool
 
+            placed = "rewards" in placements(self.config)
             self._rewards = RewardPool(
                 self.config.rewards,
                 self.context,
+                runtime=self.session.runtime if placed else None,
+                placement=self.config.reward_placement,
                 log=self.session.folder.rewards_log,
                 on_event=self.session.broadcast.event,
                 watchdog=self.session.watchdog,
@@ -333,6 +380,9 @@ class Stage:
         run_step = self.session.steps_before(self) + self._step
         draft = self.session.checkpoints.begin(run_step)
         await trainer.save.route(draft)
+        if self._replay_buffer is not None:
+            groups = await self._replay_buffer.state.route()
+            (draft / REPLAY_BUFFER).write_text(to_json(groups))
         algorithm, internal, gauss = random.getstate()
         state = RunState(
             step=run_step,
@@ -373,7 +423,8 @@ class Stage:
     async def close(self) -> None:
         """Give everything back, whatever state it is in; the first failure is raised at the end."""
         errors: list[Exception] = []
-        for part in (self._policy, self._trainer, self._reference, self._rewards):
+        parts = (self._policy, self._trainer, self._reference, self._rewards, self._replay_buffer)
+        for part in parts:
             if part is not None:
                 try:
                     await part.close()

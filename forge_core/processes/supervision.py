@@ -30,7 +30,7 @@ def divide(lifeline: int, channels: Sequence[int]) -> None:
             os.close(channel)
         _supervise(inner, parent, lifeline)
     os.close(lifeline)
-    _die_with_parent()
+    die_with_parent()
 
 
 def take_over_stdin() -> int:
@@ -57,13 +57,13 @@ def _supervise(inner: int, parent: int, lifeline: int) -> NoReturn:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill us when the outer process is killed alone (out of memory, say)."""
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Ask Linux for a signal when our parent is killed alone (out of memory, say)."""
     outer = os.getppid()
     if sys.platform == "linux":
         import ctypes
 
         pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
     if os.getppid() != outer:
         os._exit(1)

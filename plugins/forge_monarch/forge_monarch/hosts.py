@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ from forge_core import RunFailed, UsageError
 from forge_core.processes.child import Child
 from forge_core.runtimes.devices import DeviceTable, visible_devices
 from forge_core.services.spec import ReplicaSpec
+from forge_monarch.ends import first_end
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.settings import THIS_HOST, MonarchSettings
-from forge_monarch.warden import Warden, first_gone, kill_groups
+from forge_monarch.warden import Warden, kill_groups
 
 CONNECT_LIMIT = 30.0
 """Seconds a host may take to answer for the first time."""
@@ -41,16 +43,24 @@ class Host:
         address: where other hosts reach it.
         mesh: Monarch's.
         devices: ids of its GPUs.
+        python: Python's executable there.
         warden: our actor there; None on the controller's machine.
     """
 
     def __init__(
-        self, name: str, address: str, mesh: Any, devices: Sequence[str], warden: Any = None
+        self,
+        name: str,
+        address: str,
+        mesh: Any,
+        devices: Sequence[str],
+        python: str,
+        warden: Any = None,
     ) -> None:
         self.name = name
         self.address = address
         self.mesh = mesh
         self.devices = DeviceTable(devices)
+        self.python = python
         self._warden = warden
         self._down = False
 
@@ -74,12 +84,12 @@ class Host:
             async with asyncio.timeout(ANSWER_LIMIT):
                 await self._warden.kill.call_one(groups)
 
-    async def first_gone(self, pids: Sequence[int]) -> int:
-        """Index of the first of these processes that has ended."""
+    async def first_end(self, names: Sequence[str]) -> tuple[int, int | None]:
+        """See ``ends.first_end``."""
         if self._warden is None:
-            return await first_gone(pids)
-        index: int = await self._warden.first_gone.call_one(pids)
-        return index
+            return await first_end(names)
+        end: tuple[int, int | None] = await self._warden.first_end.call_one(names)
+        return end
 
     async def check_sees(self, folder: Path) -> None:
         """Raise ``RunFailed`` unless a folder of the controller's is there too."""
@@ -199,7 +209,8 @@ class Hosts:
     async def _connect(self, spec: ReplicaSpec, owner: Any) -> None:
         settings = self._settings
         if settings.host_names() == [THIS_HOST]:
-            self._hosts = {THIS_HOST: Host(THIS_HOST, "127.0.0.1", this_host(), visible_devices())}
+            here = Host(THIS_HOST, "127.0.0.1", this_host(), visible_devices(), sys.executable)
+            self._hosts = {THIS_HOST: here}
             return
         meshes: dict[str, Any]
         if self._job is not None:
@@ -234,6 +245,7 @@ class Hosts:
                 warden = wardens.flatten("rank").slice(rank=0)
                 devices = await warden.devices.call_one()
                 reachable = await warden.address.call_one()
+                python = await warden.python.call_one()
         except Exception as error:
             raise RunFailed(
                 f"runtime.hosts.{name}: no worker answers at {address or 'the job'}; start one "
@@ -241,7 +253,7 @@ class Hosts:
             ) from error
         if address.startswith("tcp://"):
             reachable = _split(address)[0]
-        return Host(name, reachable, mesh, devices, warden)
+        return Host(name, reachable, mesh, devices, python, warden)
 
     def _play_hosts(self) -> dict[str, str]:
         """Start workers on this machine; name -> address."""

@@ -9,10 +9,13 @@ hands what it is told to the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch.actor import Actor, MeshFailure, concurrent_endpoint
+
+from forge_monarch.bootstrap import MODULE
 
 FailureSink = Callable[[str, str], None]
 """Told of a failure: name of the mesh, report. Called in the thread of Monarch's event loop."""
@@ -42,9 +45,26 @@ class Owner(Actor):
         self._procs: dict[str, Any] = {}
 
     @concurrent_endpoint
-    async def start_procs(self, key: str, hosts: Any, per_host: int, name: str) -> None:
-        """Start ``per_host`` processes on each of ``hosts``; ``key`` is what they go by here."""
-        procs = hosts.spawn_procs(per_host={"procs": per_host}, name=name)
+    async def start_procs(
+        self, key: str, hosts: Any, per_host: int, name: str, pythons: Sequence[str] = ()
+    ) -> None:
+        """Start processes.
+
+        Args:
+            key: what they go by here.
+            hosts: mesh of the hosts to start them on.
+            per_host: how many on each.
+            name: part of their names.
+            pythons: Python's executable on each host, to start ``bootstrap`` with; none: Monarch's
+                own start.
+        """
+
+        def command(place: Any) -> BootstrapCommand:
+            return BootstrapCommand(pythons[place.rank // per_host], None, ["-m", MODULE], {})
+
+        procs = hosts.spawn_procs(
+            per_host={"procs": per_host}, name=name, bootstrap_command=command if pythons else None
+        )
         self._procs[key] = procs
         await procs.initialized
 

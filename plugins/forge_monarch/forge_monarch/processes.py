@@ -18,6 +18,7 @@ from forge_core.processes.frames import dumps
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.causes import describe, failed_rank
+from forge_monarch.ends import describe_end
 from forge_monarch.hosts import Seat
 from forge_monarch.rank import Boot, Facts, Rank
 from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer
@@ -25,8 +26,8 @@ from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer
 HALT_LIMIT = 5.0
 """Seconds the processes of a replica may take to end before they are killed."""
 
-REPORT_LIMIT = 0.5
-"""Seconds that Monarch gets to report the death of a process that has been seen to be gone."""
+END_LIMIT = 0.5
+"""Seconds in which it is known how a process ended that Monarch reports to have failed."""
 
 LOG_TAIL = 20
 """Lines of a dead process's log that its error carries."""
@@ -49,6 +50,7 @@ class Processes:
         self._spec = spec
         self._per_host = spec.placement.procs // len(seat.hosts)
         self._facts: list[Facts] = []
+        self._end: asyncio.Task[ReplicaDied] | None = None
         self.label = f"replica {spec.index} of {spec.name}"
         self.meshes: list[str] = []
         """Names of the actor meshes, as failures are told of them."""
@@ -57,12 +59,17 @@ class Processes:
         """Start them and build the component in each.
 
         Raises:
-            SupervisionError: one did not start, or died.
+            SupervisionError: one did not start.
+            ReplicaDied: one died.
             Exception: what the component's ``build`` raised.
         """
         spec = self._spec
         await self._owner.start_procs.call_one(
-            self._key, self._seat.mesh, self._per_host, f"{spec.name}{spec.index}"
+            self._key,
+            self._seat.mesh,
+            self._per_host,
+            f"{spec.name}{spec.index}",
+            [host.python for host in self._seat.hosts],
         )
         actors = await self._spawn(Rank)
         boots = [self._boot(rank) for rank in range(len(actors))]
@@ -72,6 +79,7 @@ class Processes:
                 for actor, boot in zip(actors, boots, strict=True)
             )
         )
+        self._end = asyncio.ensure_future(self._first_end())
         one_host = len(self._seat.hosts) == 1
         address = "127.0.0.1" if one_host else self._seat.hosts[0].address
         port = self._facts[0].free_port
@@ -85,6 +93,8 @@ class Processes:
 
     async def end(self, *, kill: bool) -> None:
         """End them; at once with ``kill``."""
+        if self._end is not None:
+            self._end.cancel()
         if kill:
             await self.kill()
         try:
@@ -96,38 +106,48 @@ class Processes:
             # Also what a process that ended well has left behind.
             await self.kill()
 
+    async def ended(self) -> ReplicaDied:
+        """Wait until a process has ended, and say how."""
+        assert self._end is not None
+        return await asyncio.shield(self._end)
+
+    async def death(self, report: str) -> ReplicaDied:
+        """What a report of Monarch's comes to. The processes know better, if one has ended."""
+        if self._end is not None:
+            await asyncio.wait({self._end}, timeout=END_LIMIT)
+            if self._end.done():
+                return self._end.result()
+        return self._dead(failed_rank(report) or 0, describe(report))
+
     async def _unless_ended(self, work: asyncio.Future[Any]) -> Any:
         """The result of ``work``, unless a process ends before."""
-        watch = asyncio.ensure_future(self.ended())
+        assert self._end is not None
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            # Monarch's own report says how it ended, if it comes.
-            await asyncio.wait({work}, timeout=0 if work.done() else REPORT_LIMIT)
+            await asyncio.wait({work, self._end}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
-            raise watch.result()
+            raise self._end.result()
         finally:
-            watch.cancel()
             work.cancel()
 
-    async def ended(self) -> ReplicaDied:
-        """Waits until one has ended.
-
-        Monarch asks processes whether they live; where one dies with such a question open, Monarch
-        waits for an answer as long as for one that hangs. So the hosts look for themselves.
-        """
-        watches = [
-            asyncio.ensure_future(host.first_gone([facts.pid for facts in self._on_host(index)]))
+    async def _first_end(self) -> ReplicaDied:
+        """Monarch's own word of an end may come late: it asks processes whether they live, and
+        where one dies with such a question open, it waits for an answer as if that one hung."""
+        watches = {
+            asyncio.ensure_future(host.first_end([facts.end for facts in self._on_host(index)])): (
+                index * self._per_host
+            )
             for index, host in enumerate(self._seat.hosts)
-        ]
+        }
         try:
-            while watches:
-                done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-                for index, watch in enumerate(watches):
-                    if watch in done and watch.exception() is None:
-                        return self._dead(index * self._per_host + watch.result(), "has ended")
-                # The host itself is lost; that is Monarch's to report.
-                watches = [watch for watch in watches if watch not in done]
+            left = set(watches)
+            while left:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for watch in done:
+                    if watch.exception() is None:
+                        rank, code = watch.result()
+                        return self._dead(watches[watch] + rank, describe_end(code))
+            # The hosts themselves are lost, which is Monarch's to report.
             return await asyncio.Future()
         finally:
             for watch in watches:
@@ -138,10 +158,6 @@ class Processes:
         for index, host in enumerate(self._seat.hosts):
             with contextlib.suppress(TimeoutError):
                 await host.kill([facts.pid for facts in self._on_host(index)])
-
-    def death(self, report: str) -> ReplicaDied:
-        """Monarch's report of a failure, as a person and the service want it."""
-        return self._dead(failed_rank(report) or 0, describe(report))
 
     def _dead(self, rank: int, how: str) -> ReplicaDied:
         named = self.label if len(self._facts) <= 1 else f"rank {rank} of {self.label}"

@@ -21,6 +21,7 @@ from forge_core.runtimes.host import ComponentHost, rank_environment
 from forge_core.runtimes.wire import pack_error
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
+from forge_monarch.bootstrap import END
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,16 @@ class Boot:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A rank's process: its id (also that of its process group) and a TCP port free on its host."""
+    """What a rank says of its process.
+
+    Args:
+        pid: its id, also that of the group with all that it starts.
+        end: name that its end is told under on its host (``ends.first_end``).
+        free_port: a TCP port that is free on its host.
+    """
 
     pid: int
+    end: str
     free_port: int
 
 
@@ -72,7 +80,8 @@ class Rank(Actor):
         os.environ.update(boot.env)
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return Facts(pid=os.getpid(), free_port=probe.getsockname()[1])
+            port = probe.getsockname()[1]
+        return Facts(pid=os.getpid(), end=os.environ.pop(END), free_port=port)
 
     @concurrent_endpoint
     async def build(self, address: str, port: int) -> tuple[bool, bytes]:

@@ -11,7 +11,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 
 from forge_core import ReplicaDied
 from forge_core.runtimes.together import together
-from forge_monarch.processes import REPORT_LIMIT, Processes
+from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
 
 CLOSE_LIMIT = 5.0
@@ -70,18 +70,16 @@ class MonarchReplica:
         try:
             return await call
         except SupervisionError as error:
-            self.failed(str(error))
+            await self.failed(str(error))
             raise self._death.result() from error
 
     async def _await_end(self) -> None:
-        death = await self._processes.ended()
-        # Monarch's own report says how it ended, if it comes.
-        await asyncio.wait({self._death}, timeout=REPORT_LIMIT)
-        self.die(death)
+        self.die(await self._processes.ended())
 
-    def failed(self, report: str) -> None:
+    async def failed(self, report: str) -> None:
         """Monarch reports that a process failed."""
-        self.die(self._processes.death(report))
+        if not self._death.done():
+            self.die(await self._processes.death(report))
 
     def die(self, death: ReplicaDied) -> None:
         """It is lost, so all its processes are: kill what is left. Only the first cause counts."""
@@ -113,6 +111,6 @@ class MonarchReplica:
                     await asyncio.gather(*self._ranks.close())
                 closed = True
         except SupervisionError as error:
-            self.failed(str(error))
+            await self.failed(str(error))
         finally:
             await self._processes.end(kill=not closed)

@@ -36,6 +36,7 @@ class MonarchRuntime:
         self._owner: Any = None
         self._replicas: list[MonarchReplica] = []
         self._by_mesh: dict[str, MonarchReplica] = {}
+        self._reports: set[asyncio.Task[None]] = set()
 
     async def spawn(self, spec: ReplicaSpec) -> MonarchReplica:
         """Start the processes of a replica and build its component in each.
@@ -55,10 +56,12 @@ class MonarchRuntime:
         processes = Processes(self._owner, str(next(self._keys)), seat, spec)
         try:
             ranks = await processes.start()
-        except BaseException as error:
+        except SupervisionError as error:
+            death = await processes.death(str(error))
             await asyncio.shield(processes.end(kill=True))
-            if isinstance(error, SupervisionError):
-                raise processes.death(str(error)) from error
+            raise death from error
+        except BaseException:
+            await asyncio.shield(processes.end(kill=True))
             raise
         replica = MonarchReplica(ranks, processes)
         self._replicas.append(replica)
@@ -87,4 +90,6 @@ class MonarchRuntime:
         # Each process also has a mesh of its logger, which fails with it and is none of ours.
         replica = self._by_mesh.get(mesh)
         if replica is not None:
-            replica.failed(report)
+            told = asyncio.ensure_future(replica.failed(report))
+            self._reports.add(told)
+            told.add_done_callback(self._reports.discard)

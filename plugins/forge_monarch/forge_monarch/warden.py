@@ -4,20 +4,18 @@ from __future__ import annotations
 
 # Monarch is untyped to mypy.
 # mypy: disable-error-code="misc, untyped-decorator"
-import asyncio
 import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_core.runtimes.devices import visible_devices
-
-LOOK_EVERY = 0.2
-"""Seconds between two looks at a process."""
+from forge_monarch.ends import first_end
 
 
 class Warden(Actor):
@@ -39,31 +37,19 @@ class Warden(Actor):
         return folder.is_dir()
 
     @concurrent_endpoint
-    async def first_gone(self, pids: Sequence[int]) -> int:
-        """Answers once one of these processes has ended: its index."""
-        return await first_gone(pids)
+    async def python(self) -> str:
+        """Python's executable."""
+        return sys.executable
+
+    @concurrent_endpoint
+    async def first_end(self, names: Sequence[str]) -> tuple[int, int | None]:
+        """See ``ends.first_end``."""
+        return await first_end(names)
 
     @concurrent_endpoint
     async def kill(self, groups: Sequence[int]) -> None:
         """Kill process groups."""
         kill_groups(groups)
-
-
-async def first_gone(pids: Sequence[int]) -> int:
-    """Index of the first of these processes of this machine that has ended."""
-    while True:
-        for index, pid in enumerate(pids):
-            if not _runs(pid):
-                return index
-        await asyncio.sleep(LOOK_EVERY)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 def kill_groups(groups: Sequence[int]) -> None:

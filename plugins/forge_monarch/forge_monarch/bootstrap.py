@@ -1,0 +1,91 @@
+"""A rank's process is two, so that somebody always knows how it ended.
+
+Monarch starts the outer one, which runs no foreign code. It waits for the inner one, which becomes
+the process that Monarch meant; then it kills what that has started, tells whoever asked how it
+ended (``ends``), and ends in the same way itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import secrets
+import signal
+import socket
+from types import FrameType
+from typing import NoReturn
+
+from forge_core.processes.supervision import die_with_parent
+
+MODULE = "forge_monarch.bootstrap"
+
+END = "FORGE_MONARCH_END"
+"""Variable of the inner process: the name that the outer one tells its end under."""
+
+_MONARCHS = "monarch._src.actor.bootstrap_main"
+"""What Monarch runs in a process of its own."""
+
+
+def main() -> None:
+    """Become the inner of two processes, and run Monarch's part in it."""
+    listener = socket.socket(socket.AF_UNIX)
+    name = f"forge-{secrets.token_hex(8)}"
+    listener.bind(f"\0{name}")  # in no file system: gone with the process
+    listener.listen()
+    inner = os.fork()
+    if inner:
+        _stand_by(inner, listener)
+    _lead(0)
+    listener.close()
+    die_with_parent()
+    os.environ[END] = name
+    runpy.run_module(_MONARCHS, run_name="__main__", alter_sys=True)
+
+
+def _stand_by(inner: int, listener: socket.socket) -> NoReturn:
+    """Wait for the inner process; end as it does."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        _kill_group(inner)
+
+    _lead(inner)
+    signal.signal(signal.SIGTERM, terminate)
+    die_with_parent(signal.SIGTERM)
+    # Until it is waited for, nothing else can have its number.
+    end = os.waitid(os.P_PID, inner, os.WEXITED | os.WNOWAIT)
+    _kill_group(inner)
+    assert end is not None
+    if end.si_code == os.CLD_EXITED:
+        _tell(listener, end.si_status)
+        os._exit(end.si_status)
+    _tell(listener, -end.si_status)
+    with contextlib.suppress(OSError):  # SIGKILL has no other handler
+        signal.signal(end.si_status, signal.SIG_DFL)
+    os.kill(os.getpid(), end.si_status)
+    os._exit(1)
+
+
+def _lead(inner: int) -> None:
+    """Have the inner process lead a group with all that it starts. Both see to it: neither knows
+    which of them comes first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(inner, inner)
+
+
+def _kill_group(inner: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(inner, signal.SIGKILL)
+
+
+def _tell(listener: socket.socket, code: int) -> None:
+    listener.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.send(str(code).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -124,7 +124,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from forge_core.config.sections import ModelSection
     from forge_core.models.folder import materialize
-    from forge_core.testing.tiny import tiny_shape
+    from forge_core.testing.shapes import tiny_shape
 
     config = tiny_shape(max_position_embeddings=256)
     init = {"architecture": "qwen3", "config": config, "characters": TINY_CHARACTERS}

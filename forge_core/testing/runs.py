@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from forge_core.testing.command import process_environ
-from forge_core.testing.tiny import tiny_shape
+from forge_core.testing.shapes import tiny_shape
 
 PATIENCE = 600.0
 """Seconds that a start or an end may take on a machine that does other work."""

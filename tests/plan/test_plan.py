@@ -14,18 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_core.models.shape import FAMILIES, shape_of
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
+from forge_core.testing.shapes import LLAMA_31_8B
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))
@@ -50,7 +39,7 @@ def test_parameters_are_counted_as_transformers_makes_them(model_type: str, tied
 
 
 def test_the_shape_of_a_known_model() -> None:
-    shape = shape_of(LLAMA_8B)
+    shape = shape_of(LLAMA_31_8B)
     assert shape is not None
     assert shape.parameters == 8_030_261_248  # Llama 3.1 8B
 
@@ -58,9 +47,9 @@ def test_the_shape_of_a_known_model() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {**LLAMA_8B, "model_type": "gemma3"},
-        {**LLAMA_8B, "attention_bias": True},
-        {name: value for name, value in LLAMA_8B.items() if name != "hidden_size"},
+        {**LLAMA_31_8B, "model_type": "gemma3"},
+        {**LLAMA_31_8B, "attention_bias": True},
+        {name: value for name, value in LLAMA_31_8B.items() if name != "hidden_size"},
     ],
 )
 def test_a_model_of_unknown_shape(config: dict[str, Any]) -> None:
@@ -81,7 +70,7 @@ def test_what_the_quickstart_takes(run_forge: Any) -> None:
 
 def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path) -> None:
     """Llama 3.1 8B in bfloat16: 16 bytes a parameter with AdamW in float32, and the casts."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     result = run_forge(
         *("plan", f"model.path={tmp_path}", "recipe.max_length=2048", "training.batch_size=1"),
         *("trainer.gradient_checkpointing=true", "distributed.precision=bf16"),

@@ -17,6 +17,7 @@ from forge_core.models.folder import materialize
 from forge_core.models.shape import model_shape
 from forge_core.run.memory import Workload
 from forge_core.testing.ranks import RankPool
+from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_8B
 from forge_sft.plugin import forge_losses
 from forge_titan.memory import trainer_memory
 from forge_titan.settings import TitanTrainerSettings
@@ -29,29 +30,6 @@ CONFIG = {
     "head_dim": 16,
     "intermediate_size": 128,
     "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
-LLAMA_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-QWEN_8B = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
 
@@ -175,7 +153,10 @@ def test_what_saves_activations(model: ModelSection) -> None:
 
 @pytest.mark.parametrize(
     ("preset", "config", "expected"),
-    [("llama3-8b-sft", LLAMA_8B, 8_030_261_248 / 8), ("qwen3-8b-grpo", QWEN_8B, 8_190_735_360 / 4)],
+    [
+        ("llama3-8b-sft", LLAMA_31_8B, 8_030_261_248 / 8),
+        ("qwen3-8b-grpo", QWEN3_8B, 8_190_735_360 / 4),
+    ],
 )
 def test_gpu_presets_can_be_planned_without_weights(
     run_forge: Any, tmp_path: Path, preset: str, config: dict[str, Any], expected: float

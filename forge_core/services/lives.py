@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +31,7 @@ class _Slot:
     restarts: int = 0
     in_vain: int = 0  # restarts since its last answer
     cause: str = ""
+    log_tail: Sequence[str] = ()
 
 
 class Lives:
@@ -76,24 +77,37 @@ class Lives:
     async def start(self) -> None:
         """Spawn all replicas and wait until they are built; after a failure none is left.
 
+        One that dies meanwhile is started again in the background, as at any later time.
+
         Raises:
             ForgeError: as raised by the component or the runtime.
-            RunFailed: the component could not be built for any other reason.
+            RunFailed: the component could not be built for any other reason, or all of them died.
         """
         spawned = await asyncio.gather(
             *(self._spawn(slot.index) for slot in self._slots), return_exceptions=True
         )
-        for live in spawned:
-            if isinstance(live, LiveReplica):
-                self._admit(live)
-        for index, error in enumerate(spawned):
-            if isinstance(error, BaseException):
-                await self.close()
-                if isinstance(error, ForgeError) or not isinstance(error, Exception):
-                    raise error
-                raise self.run_failed(
-                    f"could not be built: {describe(error)}", replica=index
-                ) from error
+        for slot, result in zip(self._slots, spawned, strict=True):
+            if isinstance(result, LiveReplica):
+                slot.live = result
+                if result.cause is None:
+                    self._admit(result)
+        try:
+            for slot, result in zip(self._slots, spawned, strict=True):
+                if isinstance(result, LiveReplica):
+                    if result.cause is not None:  # while the others were being built
+                        self._replace(slot, result.cause)
+                elif isinstance(result, ReplicaDied) and self._options.retry:
+                    self._replace(slot, str(result), result.log_tail)
+                elif isinstance(result, ForgeError) or not isinstance(result, Exception):
+                    raise result
+                else:
+                    raise self.run_failed(
+                        f"could not be built: {describe(result)}", replica=slot.index
+                    ) from result
+            await self._rotation.until_healthy()
+        except BaseException:
+            await self.close()
+            raise
 
     @property
     def closing(self) -> bool:
@@ -104,28 +118,15 @@ class Lives:
         """A replica has done some good: its earlier restarts do not count against it."""
         self._slots[live.index].in_vain = 0
 
-    def died(self, live: LiveReplica, cause: str) -> None:
+    def died(self, live: LiveReplica, cause: str, log_tail: Sequence[str] = ()) -> None:
         """Take a replica out of rotation, end its calls and start it again in the background."""
         if live.cause is not None:
             return
         live.die(cause)
         if self._rotation.healthy.get(live.index) is not live or self._closing or self._failure:
             return
-        slot = self._slots[live.index]
-        slot.health, slot.cause = Health.RECOVERING, cause
-        self._emit("replica_died", f"{self._name}: replica {live.index} died: {cause}", slot)
         self._rotation.remove(live)
-        if not self._options.retry:
-            self._lose(slot)
-            return
-        if not self._rotation.healthy:
-            limit = self._options.outage_limit
-            self._outage = asyncio.get_running_loop().call_later(
-                limit, self._fail, f"no healthy replica for {limit:g} s"
-            )
-        recovery = asyncio.ensure_future(self._recover(slot, live))
-        self._recoveries.add(recovery)
-        recovery.add_done_callback(self._recoveries.discard)
+        self._replace(self._slots[live.index], cause, log_tail)
 
     async def close(self) -> None:
         """Stop every replica. Safe to call twice and after a failure."""
@@ -153,10 +154,13 @@ class Lives:
 
     def over(self) -> RunFailed:
         """What calls raise once the service has ended."""
-        return self.run_failed(self._failure or f"service {self._name!r} is closed")
+        if self._failure is None:
+            return self.run_failed(f"service {self._name!r} is closed")
+        tails = (slot.log_tail for slot in self._slots if slot.log_tail)
+        return self.run_failed(self._failure, log_tail=next(tails, ()))
 
     def run_failed(
-        self, message: str, *, replica: int | None = None, death: ReplicaDied | None = None
+        self, message: str, *, replica: int | None = None, log_tail: Sequence[str] = ()
     ) -> RunFailed:
         """A failure of the run by this component, with the log of the replica that died."""
         selection = self._spec.selection
@@ -164,7 +168,7 @@ class Lives:
             message,
             component=f"{selection.family} {selection.name}",
             replica=replica,
-            log_tail=death.log_tail if death is not None else (),
+            log_tail=log_tail,
         )
 
     # One life.
@@ -196,10 +200,27 @@ class Lives:
             self._outage = None
         self._rotation.admit(live)
 
-    async def _recover(self, slot: _Slot, dead: LiveReplica) -> None:
-        """Replace a dead replica; it comes back only after it has passed every hook."""
+    def _replace(self, slot: _Slot, cause: str, log_tail: Sequence[str] = ()) -> None:
+        """Tell of a death, and begin the replica's next life in the background."""
+        slot.health, slot.cause, slot.log_tail = Health.RECOVERING, cause, log_tail
+        self._emit("replica_died", f"{self._name}: replica {slot.index} died: {cause}", slot)
+        if not self._options.retry:
+            self._lose(slot)
+            return
+        if not self._rotation.healthy and self._outage is None:
+            limit = self._options.outage_limit
+            self._outage = asyncio.get_running_loop().call_later(
+                limit, self._fail, f"no healthy replica for {limit:g} s"
+            )
+        recovery = asyncio.ensure_future(self._recover(slot))
+        self._recoveries.add(recovery)
+        recovery.add_done_callback(self._recoveries.discard)
+
+    async def _recover(self, slot: _Slot) -> None:
+        """Start a replica again; it comes back only after it has passed every hook."""
         started = time.perf_counter()
-        await self._stop(dead)
+        if slot.live is not None:
+            await self._stop(slot.live)
         delay = 0.0
         while slot.in_vain < self._options.restarts and self._failure is None:
             await asyncio.sleep(delay)
@@ -209,15 +230,12 @@ class Lives:
             self._counters.restarts += 1
             live = None
             try:
-                live = await self._spawn(slot.index)
+                live = slot.live = await self._spawn(slot.index)
                 await self._pass_hooks(live)
                 self._rotation.raise_if_over()
-            except asyncio.CancelledError:
-                if live is not None:
-                    slot.live = live  # for close() to stop
-                raise
             except Exception as error:
                 slot.cause = f"restart failed: {describe(error)}"
+                slot.log_tail = error.log_tail if isinstance(error, ForgeError) else ()
                 message = f"{self._name}: replica {slot.index} did not restart: {describe(error)}"
                 self._emit("replica_restart_failed", message, slot)
                 if live is not None:
@@ -243,7 +261,14 @@ class Lives:
             name: hook for name, hook in self.hooks.items() if passed.get(name) is not hook
         }:
             name, hook = next(iter(pending.items()))
-            await hook(live)
+            try:
+                await hook(live)
+            except ReplicaDied:
+                raise
+            except Exception:
+                if self.hooks[name] is hook:
+                    raise
+                continue  # what it was to load has been dropped for what the newer one loads
             passed[name] = hook
         if live.cause is not None:
             raise ReplicaDied(live.cause, replica=live.index)

@@ -221,7 +221,7 @@ class Service:
                 try:
                     return await self._timed(live, method, args, kwargs)
                 except ReplicaDied as death:
-                    self._lives.died(live, str(death))
+                    self._lives.died(live, str(death), death.log_tail)
                     if pinned is not None:
                         raise self._rotation.session_lost(pinned) from death
                     if attempt == tries:
@@ -229,7 +229,9 @@ class Service:
                             raise self._lives.over() from death
                         times = "" if tries == 1 else f" on each of {tries} tries"
                         raise self._lives.run_failed(
-                            f"died in {method}(){times}: {death}", replica=live.index, death=death
+                            f"died in {method}(){times}: {death}",
+                            replica=live.index,
+                            log_tail=death.log_tail,
                         ) from death
                     self._counters.retries += 1
                 finally:
@@ -274,7 +276,7 @@ class Service:
         try:
             return Outcome(live.index, value=await self._timed(live, method, args, kwargs))
         except ReplicaDied as death:
-            self._lives.died(live, str(death))
+            self._lives.died(live, str(death), death.log_tail)
             return Outcome(live.index, error=death)
         except Exception as error:
             return Outcome(live.index, error=error)

@@ -101,6 +101,10 @@ class Site(LocalRuntime):
         self.events: list[tuple[str, str]] = []
         self.wrong: dict[int, str] = {}
         self.unbuildable: set[int] = set()
+        self.stillborn: list[int] = []
+        """Each time one of these is spawned it dies, and is taken off the list."""
+        self.first_through = -1
+        """The replica that the gate does not hold up, once."""
         self.spawn_gate = asyncio.Event()
         self.spawn_gate.set()
         self.stop_seconds = 0.0
@@ -109,7 +113,13 @@ class Site(LocalRuntime):
         await asyncio.sleep(self.stop_seconds)
 
     async def spawn(self, spec: ReplicaSpec) -> LocalReplica:
-        await self.spawn_gate.wait()
+        if spec.index == self.first_through:
+            self.first_through = -1
+        else:
+            await self.spawn_gate.wait()
+        if spec.index in self.stillborn:
+            self.stillborn.remove(spec.index)
+            raise ReplicaDied("was killed by SIGSEGV", log_tail=["the last words"])
         await super().spawn(spec)
         replica = KillableReplica(ComponentHost(self.workers[-1], "worker"))
         self.replicas.append(replica)

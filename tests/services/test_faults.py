@@ -220,3 +220,43 @@ async def test_a_hook_raising_costs_a_restart_and_the_next_attempt_may_pass(site
     assert await policy.index.route() == 0
     assert seen == [0, 0]
     assert kinds(site) == ["replica_died", "replica_restart_failed", "replica_restarted"]
+
+
+async def test_a_death_during_the_first_start_is_mended_by_a_restart(site, start):
+    site.stillborn = [0]
+    policy = await start(replicas=2)
+    assert await policy.index.route() == 1
+    await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert await policy.index.fanout() == [0, 1]
+    assert kinds(site) == ["replica_died", "replica_restarted"]
+
+
+async def test_a_death_while_the_others_are_still_being_built_is_not_missed(site, start):
+    site.spawn_gate.clear()
+    site.first_through = 0
+    starting = asyncio.ensure_future(start(replicas=2))
+    await until(lambda: site.replicas)
+    site.replicas[0].kill("kill -9")
+    await asyncio.sleep(0.01)
+    site.spawn_gate.set()
+    policy = await starting
+    await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert await policy.index.fanout() == [0, 1]
+    assert kinds(site) == ["replica_died", "replica_restarted"]
+
+
+async def test_a_component_that_always_dies_while_it_starts_ends_with_its_log(site, start):
+    site.stillborn = [0] * 5
+    with pytest.raises(RunFailed, match=r"no replica is left \(replica 0: restart failed: .*SEGV"):
+        await start(restarts=2)
+    assert len(site.stillborn) == 2  # one start and two restarts
+    site.stillborn = [0] * 5
+    with pytest.raises(RunFailed) as caught:
+        await start(restarts=1)
+    assert caught.value.log_tail == ("the last words",)
+
+
+async def test_a_component_that_must_not_retry_fails_at_its_first_death(site, start):
+    site.stillborn = [0]
+    with pytest.raises(ReplicaDied, match="SEGV"):
+        await start(retry=False)

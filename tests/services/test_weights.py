@@ -133,3 +133,24 @@ async def test_an_update_that_nobody_survives_fails_the_run(site, start):
     site.workers[0].update_weights = fatal
     with pytest.raises(RunFailed, match="no replica is left"):
         await update_weights(policy, manifest(3))
+
+
+async def test_a_replica_that_is_too_late_for_a_version_loads_the_next_one(site, start):
+    """The version is dropped while the replica is about to load it: that costs it nothing."""
+    policy = await start(replicas=2, restarts=1)
+    await update_weights(policy, manifest(1))
+    late, go_on = asyncio.Event(), asyncio.Event()
+
+    async def dropped(replica):
+        late.set()
+        await go_on.wait()
+        raise KeyError("no version 1")
+
+    policy.on_restart("weights", dropped)
+    site.replicas[0].kill("kill -9")
+    await late.wait()
+    await update_weights(policy, manifest(2))
+    go_on.set()
+    await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert await policy.policy.fanout() == [2, 2]
+    assert [kind for kind, _ in site.events] == ["replica_died", "replica_restarted"]

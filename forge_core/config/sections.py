@@ -190,6 +190,11 @@ class ReplicatedKeys(PlacementKeys):
     concurrency: int = Field(
         1024, ge=1, description="most requests in flight on a replica; more wait in order"
     )
+    outage_limit: float = Field(
+        600.0,
+        gt=0,
+        description="seconds without a replica that takes requests after which the run fails",
+    )
 
 
 class ReferenceKeys(PlacementKeys):

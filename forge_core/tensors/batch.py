@@ -77,6 +77,12 @@ class PackedBatch:
     targets: torch.Tensor
     loss_batch: LossBatch
 
+    def rows(self, values: torch.Tensor) -> list[list[float]]:
+        """A number for each token of each sequence: those of the N trained tokens, else 0. [S]"""
+        whole = torch.zeros(self.tokens.numel(), device=values.device)
+        whole[self.targets] = values.float()
+        return [row.tolist() for row in torch.split(whole, list(self.lengths))]
+
 
 def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:
     """Lay sequences end to end.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,52 +10,51 @@ import torch
 from forge_core.errors import RunFailed, UsageError
 from forge_core.protocols import Loss
 from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.tensors.metric_sums import MetricSums, scalar
+from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
+from forge_core.tensors.mismatch import add_mismatch
 
 
-class MetricSums:
-    """Metrics of one step as sums and counts, so that micro-batches and ranks simply add.
+class LossStep:
+    """A loss over the micro-batches of one step.
 
-    ``sums`` holds [sum, count] and ``maxima`` a scalar for each name, in float64; a distributed
-    trainer reduces them over its ranks before it asks for ``means``.
+    ``losses`` and ``metrics`` add up what it returned, and how far the sampler's logprobs are from
+    the trainer's where the recipe gives them.
 
     Args:
-        device: where they are kept; that of the logprobs, so that adding waits for nothing.
+        loss: of the step.
+        device: that of the logprobs.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self._device = device
-        self.sums: dict[str, torch.Tensor] = {}
-        self.maxima: dict[str, torch.Tensor] = {}
+    def __init__(self, loss: Loss, device: torch.device | str) -> None:
+        self._loss = loss
+        self.losses = LossSums()
+        self.metrics = MetricSums(device)
 
-    def add(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
-        """Add to the sum and the count of a metric."""
-        pair = torch.stack([_scalar(total, self._device), _scalar(count, self._device)])
-        self.sums[name] = self.sums[name] + pair if name in self.sums else pair
+    def add(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Run the loss on a micro-batch of N trained tokens.
 
-    def add_max(self, name: str, value: torch.Tensor | float) -> None:
-        """Raise the maximum of a metric."""
-        scalar = _scalar(value, self._device)
-        known = self.maxima.get(name)
-        self.maxima[name] = scalar if known is None else torch.maximum(known, scalar)
+        Args:
+            logprobs: of the tokens. [N]
+            batch: the same tokens as the loss sees them.
+            entropy: of the distributions that they came from, where the loss needs it. [N]
 
-    def add_all(
-        self, metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]]
-    ) -> None:
-        """Add what a loss returned."""
-        for name, (total, count) in metrics.items():
-            self.add(name, total, count)
+        Returns:
+            the summed objective, to go backward from. Scalar; without a gradient when nothing that
+            is trained led there.
 
-    def means(self) -> dict[str, float]:
-        """Sum over count of each metric that counted anything, and the maxima."""
-        pairs = {name: pair.tolist() for name, pair in self.sums.items()}
-        means = {name: total / count for name, (total, count) in pairs.items() if count}
-        return means | {name: float(value) for name, value in self.maxima.items()}
-
-
-def _scalar(value: torch.Tensor | float, device: torch.device | str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().reshape(())
-    return torch.as_tensor(value, dtype=torch.float64, device=device)
+        Raises:
+            UsageError, RunFailed: as ``run_loss``.
+        """
+        output = run_loss(self._loss, logprobs, batch, entropy)
+        self.losses.add(output, logprobs, batch)
+        self.metrics.add_all(output.metrics)
+        sampler = batch.fields.get(SAMPLER_LOGPROBS)
+        if sampler is not None:
+            add_mismatch(self.metrics, logprobs, sampler)
+        return output.sum
 
 
 def run_loss(
@@ -108,7 +106,7 @@ class LossSums:
     def add(self, output: LossOutput, logprobs: torch.Tensor, batch: LossBatch) -> None:
         """Add a micro-batch's loss."""
         device = logprobs.device
-        parts = (_scalar(output.sum, device), _scalar(output.count, device))
+        parts = (scalar(output.sum, device), scalar(output.count, device))
         self.parts.append((*parts, logprobs.detach(), batch))
 
     @property
@@ -118,6 +116,11 @@ class LossSums:
     @property
     def count(self) -> float:
         return sum(float(count) for _, count, *_ in self.parts)
+
+    @property
+    def mean(self) -> float:
+        """Total over count; 0 where nothing was counted."""
+        return self.total / self.count if self.count else 0.0
 
     def trouble(self) -> str | None:
         """What is not finite in the loss and what led there, in one line; None if all is well."""

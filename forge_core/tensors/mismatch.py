@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core.tensors.loss_step import MetricSums
+from forge_core.tensors.metric_sums import MetricSums
 
 FIELD = "sampler_logprobs"
 

@@ -8,7 +8,8 @@ import torch
 from forge_core.config.sections import TrainingSection
 from forge_core.errors import RunFailed, UsageError
 from forge_core.tensors.batch import LossBatch, LossOutput
-from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
+from forge_core.tensors.loss_step import LossSums, run_loss
+from forge_core.tensors.metric_sums import MetricSums
 from forge_core.tensors.mismatch import add_mismatch
 from forge_core.tensors.schedule import learning_rate
 

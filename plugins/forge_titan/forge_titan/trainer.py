@@ -21,9 +21,8 @@ from forge_core import (
 from forge_core.models.folder import copy_tokenizer
 from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
-from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
-from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
-from forge_core.tensors.mismatch import add_mismatch
+from forge_core.tensors.loss_step import LossStep
+from forge_core.tensors.metric_sums import MetricSums
 from forge_core.tensors.schedule import learning_rate
 from forge_titan.optimizer import make_optimizers, make_schedulers
 from forge_titan.policy import Policy, local
@@ -86,32 +85,24 @@ class TitanTrainer:
         if self._loss is None:
             raise UsageError("loss.use: trainer titan was built without a loss and cannot train")
         with_entropy = "entropy" in self._loss.needs
-        losses, metrics = LossSums(), MetricSums(self.ranks.device)
+        step = LossStep(self._loss, self.ranks.device)
         rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
         sequences = self._checked(micro_batches)
         passes = self._passes(micro_batches)
         if self.ranks.world_size == 1:  # nobody waits for a pass without anything to train on
             passes = [p for p in passes if any(any(sequences[i].loss_mask) for i in p)]
         batches = [pack([sequences[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
-        loss = self._loss
 
         def read(index: int, logprobs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
             if not passes[index]:
                 return logprobs.sum()
-            batch = batches[index].loss_batch
-            output = run_loss(loss, logprobs, batch, entropy)
-            losses.add(output, logprobs, batch)
-            metrics.add_all(output.metrics)
-            sampler = batch.fields.get(SAMPLER_LOGPROBS)
-            if sampler is not None:
-                add_mismatch(metrics, logprobs, sampler)
-            return output.sum
+            return step.add(logprobs, batches[index].loss_batch, entropy)
 
         try:
             self.policy.run(
                 batches, read, train=True, temperature=temperature, with_entropy=with_entropy
             )
-            total, count, means = self._over_ranks(losses, metrics)
+            total, count, means = self._over_ranks(step)
             norm = self._update(total, count)
         finally:
             self.optimizers.zero_grad()
@@ -145,11 +136,8 @@ class TitanTrainer:
         found: dict[int, list[float]] = {}
 
         def read(index: int, values: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
-            batch = batches[index]
-            whole = torch.zeros(batch.tokens.numel(), device=self.ranks.device)
-            whole[batch.targets] = values.float()
-            rows = torch.split(whole, list(batch.lengths))
-            found.update((i, row.tolist()) for i, row in zip(passes[index], rows, strict=False))
+            rows = batches[index].rows(values)
+            found.update(zip(passes[index], rows, strict=False))
             return values
 
         model.run(batches, read, train=False, temperature=temperature)
@@ -233,14 +221,13 @@ class TitanTrainer:
         gathered = self.ranks.gather((self.policy.has_head, value), "pp")
         return next(given for has_head, given in gathered if has_head)
 
-    def _over_ranks(
-        self, losses: LossSums, metrics: MetricSums
-    ) -> tuple[float, float, dict[str, float]]:
+    def _over_ranks(self, step: LossStep) -> tuple[float, float, dict[str, float]]:
         """Loss, count and mean metrics of all data-parallel ranks.
 
         Raises:
             RunFailed: a rank's loss is not finite.
         """
+        losses, metrics = step.losses, step.metrics
         mine = self._from_head(
             (losses.total, losses.count, losses.trouble(), metrics.sums, metrics.maxima)
         )

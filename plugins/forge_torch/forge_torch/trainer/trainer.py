@@ -25,9 +25,7 @@ from forge_core.models.weights import named_weights
 from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
 from forge_core.tensors.causal_lm import CausalLM
-from forge_core.tensors.loss_step import LossSums, MetricSums, run_loss
-from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
-from forge_core.tensors.mismatch import add_mismatch
+from forge_core.tensors.loss_step import LossStep, LossSums
 from forge_core.tensors.schedule import learning_rate
 from forge_torch.trainer.optimizer import make_optimizer
 from forge_torch.trainer_settings import TorchTrainerSettings
@@ -76,7 +74,7 @@ class TorchTrainer:
         if self._loss is None:
             raise UsageError("loss.use: trainer torch was built without a loss and cannot train")
         with_entropy = "entropy" in self._loss.needs
-        losses, metrics = LossSums(), MetricSums(self.device)
+        step = LossStep(self._loss, self.device)
         tokens = trained_tokens = 0
         rate = learning_rate(self.training, self.steps_done)
         try:
@@ -86,27 +84,22 @@ class TorchTrainer:
                     logprobs, entropy = self.policy.score(
                         batch, temperature=temperature, with_entropy=with_entropy
                     )
-                output = run_loss(self._loss, logprobs, batch.loss_batch, entropy)
-                if output.sum.requires_grad:
-                    torch.autograd.backward(output.sum)
-                losses.add(output, logprobs, batch.loss_batch)
-                metrics.add_all(output.metrics)
-                sampler = batch.loss_batch.fields.get(SAMPLER_LOGPROBS)
-                if sampler is not None:
-                    add_mismatch(metrics, logprobs, sampler)
+                objective = step.add(logprobs, batch.loss_batch, entropy)
+                if objective.requires_grad:
+                    torch.autograd.backward(objective)
                 tokens += batch.tokens.numel()
                 trained_tokens += batch.targets.numel()
-            norm = self._update(losses, rate)
+            norm = self._update(step.losses, rate)
         finally:
             self.optimizer.zero_grad()
         self.steps_done += 1
         return StepResult(
-            loss=losses.total / losses.count if losses.count else 0.0,
+            loss=step.losses.mean,
             grad_norm=norm,
             learning_rate=rate,
             tokens=tokens,
             trained_tokens=trained_tokens,
-            metrics=metrics.means(),
+            metrics=step.metrics.means(),
         )
 
     async def logprobs(
@@ -124,9 +117,7 @@ class TorchTrainer:
             batch = pack([TrainSequence(s.tokens, s.loss_mask) for s in part], self.device)
             with torch.no_grad(), self._precision():
                 values, _ = model.score(batch, temperature=temperature)
-            whole = torch.zeros(batch.tokens.numel(), device=self.device)
-            whole[batch.targets] = values.float()
-            rows += [row.tolist() for row in torch.split(whole, list(batch.lengths))]
+            rows += batch.rows(values)
         return rows
 
     async def hold_reference(self) -> None:
@@ -180,8 +171,9 @@ class TorchTrainer:
         norms = torch._foreach_norm(gradients, dtype=torch.float32)
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) / losses.count
         if not math.isfinite(norm):
-            mean = losses.total / losses.count
-            raise self._failed(f"{self._first_bad_gradient()} (the loss is finite: {mean:g})")
+            raise self._failed(
+                f"{self._first_bad_gradient()} (the loss is finite: {losses.mean:g})"
+            )
         scale = 1 / losses.count
         limit = self.training.max_grad_norm
         if limit is not None and norm > limit:

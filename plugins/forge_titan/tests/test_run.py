@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from forge_core import BuildContext, Component, Forge, ForgeError, Settings, hookimpl
 from forge_core.testing.command import run_as_process
+from forge_core.testing.runs import lines_of, small_config
 from forge_sft.plugin import forge_losses
 
 SMALL = {
@@ -91,7 +91,7 @@ def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(run / "metrics.jsonl")
     assert [row["stage"] for row in rows] == ["sft", "sft", "grpo", "grpo"]
     # The sampler holds the very weights that the ranks train.
     assert rows[-1]["mismatch/logprob_abs_max"] < 1e-4
@@ -114,30 +114,15 @@ def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
 def test_one_ranks_failure_ends_the_run_with_its_own_cause(
     tmp_path: Path, mishap: str, told: list[str]
 ) -> None:
-    config = {
-        "model": {
-            "init": {
-                "architecture": "qwen3",
-                "characters": "0123456789+=",
-                "config": {
-                    "hidden_size": 32,
-                    "num_hidden_layers": 2,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "head_dim": 16,
-                    "intermediate_size": 64,
-                    "max_position_embeddings": 64,
-                },
-            }
-        },
-        "dataset": {"use": "arithmetic", "low": 0, "high": 9},
-        "recipe": {"use": "sft"},
-        "training": {"steps": 3, "batch_size": 8},
-        "trainer": {"use": "titan", "procs": 2},
-        "loss": {"use": mishap},
-        "checkpointing": {"output_dir": str(tmp_path)},
-        "trackers": {"console": None},
-    }
+    config = small_config(
+        {"num_key_value_heads": 2},
+        recipe={"use": "sft"},
+        training={"steps": 3, "batch_size": 8},
+        trainer={"use": "titan", "procs": 2},
+        loss={"use": mishap},
+        checkpointing={"output_dir": str(tmp_path)},
+        trackers={"console": None},
+    )
     with pytest.raises(ForgeError) as raised:
         Forge(plugins=[Mishaps()]).run(config)
     ended = time.time()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from forge_core.testing.runs import lines_of
 
 
 @pytest.mark.gpu
@@ -20,7 +21,7 @@ def test_a_run_with_the_engine_in_its_own_process(
     result = run_forge_process("run", str(write_config(small_config)), timeout=600)
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(run / "metrics.jsonl")
     steps = [row for row in rows if "mismatch/logprob_abs_max" in row]
     assert len(steps) == 3
     # Weights that were torn, late or mixed up would be far from the trainer's.

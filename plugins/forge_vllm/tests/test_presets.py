@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import string
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +12,11 @@ import pytest
 from forge_core import Forge
 from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.models.folder import materialize
+from forge_core.testing.plugin import TINY_CHARACTERS
+from forge_core.testing.runs import lines_of
+from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_1_7B, QWEN3_8B, tiny_shape
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3-1.7b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "tie_word_embeddings": False,
-    },
-    "llama3.1-8b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "tie_word_embeddings": False,
-    },
-}
+CONFIGS = {"qwen3-1.7b": QWEN3_1_7B, "qwen3-8b": QWEN3_8B, "llama3.1-8b": LLAMA_31_8B}
 """The sizes of each preset's model, as published."""
 
 GPU = 80.0
@@ -136,17 +105,8 @@ def test_it_runs_with_a_tiny_model_in_place_of_its_own(
     run_forge_process: Any, tmp_path: Path
 ) -> None:
     """Chat template, TorchTitan in bfloat16, shared memory, engine in a process of its own."""
-    config = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "intermediate_size": 64,
-        "max_position_embeddings": 512,
-    }
-    characters = string.digits + string.ascii_letters + string.punctuation + " \n"
-    init = ModelInit(architecture="qwen3", characters=characters, config=config)
+    shape = tiny_shape(head_dim=32, max_position_embeddings=512)
+    init = ModelInit(architecture="qwen3", characters=TINY_CHARACTERS, config=shape)
     folder = materialize(ModelSection(init=init), tmp_path / "model", seed=0)
     (folder / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -168,7 +128,7 @@ def test_it_runs_with_a_tiny_model_in_place_of_its_own(
     )
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = lines_of(run / "metrics.jsonl")
     assert len(rows) == 2
     # Trainer and engine compute in bfloat16.
     assert all(row["mismatch/logprob_abs_max"] < 0.2 for row in rows)

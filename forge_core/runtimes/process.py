@@ -16,8 +16,9 @@ from forge_core.runtimes.together import together
 from forge_core.runtimes.wire import BUILDING, Kind, Message
 from forge_core.services.spec import ReplicaSpec
 
-STOP_LIMIT = 8.0
-"""Seconds that ranks get to close their components before they are killed."""
+STOP_LIMIT = 30.0
+"""Seconds that ranks get to close their components before they are killed. Nobody waits this long
+but for a hang: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
 
 
 class ProcessReplica:

@@ -23,7 +23,7 @@ class ServiceOptions:
         restart_delay: seconds before the second restart attempt in a row; doubles with each.
         outage_limit: seconds without a healthy replica after which the service fails. An engine
             with a large model takes minutes to start again.
-        stop_limit: seconds a replica may take to stop.
+        stop_limit: seconds a replica may take to stop; its runtime kills what hangs before that.
     """
 
     routing: RoutingName = "least_loaded"
@@ -33,4 +33,4 @@ class ServiceOptions:
     restarts: int = 3
     restart_delay: float = 0.1
     outage_limit: float = 600.0
-    stop_limit: float = 10.0
+    stop_limit: float = 60.0

@@ -7,12 +7,14 @@ ended (``ends``), and ends in the same way itself.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import runpy
 import secrets
 import signal
 import socket
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -40,7 +42,19 @@ def main() -> None:
     listener.close()
     die_with_parent()
     os.environ[END] = name
-    runpy.run_module(_MONARCHS, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(_MONARCHS, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        _leave(end.code if isinstance(end.code, int) else 1)
+
+
+def _leave(code: int) -> NoReturn:
+    """End, without the seconds in which the interpreter takes engines down that are closed."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _stand_by(inner: int, listener: socket.socket) -> NoReturn:

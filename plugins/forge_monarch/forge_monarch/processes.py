@@ -84,7 +84,7 @@ class Processes:
         address = "127.0.0.1" if one_host else self._seat.hosts[0].address
         port = self._facts[0].free_port
         building = asyncio.gather(*(answer(actor.build, address, port) for actor in actors))
-        component, *_ = await self._unless_ended(building)
+        component, *_ = await self.unless_ended(building)
         if isinstance(component, MonarchActor):
             return ActorRanks(
                 await self._spawn(component.actor, *component.args, **component.kwargs)
@@ -119,8 +119,12 @@ class Processes:
                 return self._end.result()
         return self._dead(failed_rank(report) or 0, describe(report))
 
-    async def _unless_ended(self, work: asyncio.Future[Any]) -> Any:
-        """The result of ``work``, unless a process ends before."""
+    async def unless_ended(self, work: asyncio.Future[Any]) -> Any:
+        """The result of ``work``, unless a process ends before.
+
+        Raises:
+            ReplicaDied: one has ended.
+        """
         assert self._end is not None
         try:
             await asyncio.wait({work, self._end}, return_when=asyncio.FIRST_COMPLETED)

@@ -9,13 +9,14 @@ from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
-from forge_core import ReplicaDied
+from forge_core import ReplicaDied, RunFailed
 from forge_core.runtimes.together import together
 from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
 
-CLOSE_LIMIT = 5.0
-"""Seconds a component may take to close before its processes are killed."""
+CLOSE_LIMIT = 30.0
+"""Seconds a component may take to close before its processes are killed. Nobody waits this long but
+for a hang: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
 
 
 class MonarchReplica:
@@ -95,7 +96,8 @@ class MonarchReplica:
         """Close the component and end the processes.
 
         Raises:
-            TimeoutError: the component did not close; its processes were killed.
+            RunFailed: the component did not close; its processes were killed.
+            ReplicaDied: a process died while it closed.
             Exception: what its ``close`` raised.
         """
         if self._stopping is None:
@@ -107,10 +109,21 @@ class MonarchReplica:
         closed = False
         try:
             if not self._death.done():
-                async with asyncio.timeout(CLOSE_LIMIT):
-                    await asyncio.gather(*self._ranks.close())
+                await self._close()
                 closed = True
-        except SupervisionError as error:
-            await self.failed(str(error))
         finally:
             await self._processes.end(kill=not closed)
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT) as limit:
+                await self._processes.unless_ended(asyncio.gather(*self._ranks.close()))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RunFailed(
+                f"{self._processes.label} did not close within {CLOSE_LIMIT:g} s"
+            ) from error
+        except SupervisionError as error:
+            await self.failed(str(error))
+            raise self._death.result() from error

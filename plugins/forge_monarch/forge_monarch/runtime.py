@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import Any
 
@@ -14,7 +15,7 @@ from forge_monarch.engine import leave_at_exit
 from forge_monarch.hosts import Hosts
 from forge_monarch.owner import FailureSink, Owner, listen, unlisten
 from forge_monarch.placement import hosts_of
-from forge_monarch.processes import Processes
+from forge_monarch.processes import HALT_LIMIT, Processes
 from forge_monarch.replica import MonarchReplica
 from forge_monarch.settings import MonarchSettings
 
@@ -76,7 +77,9 @@ class MonarchRuntime:
         self._replicas.clear()
         await self._hosts.close()
         if self._owner is not None:
-            await self._owner.stop()
+            with contextlib.suppress(TimeoutError):  # it may still wait for a host that is cut off
+                async with asyncio.timeout(HALT_LIMIT):
+                    await self._owner.stop()
             self._owner = None
             unlisten(self._name)
 

@@ -9,6 +9,7 @@ removed, and its memory may be written to again, once it is dropped and no fetch
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import os
 import uuid
@@ -291,7 +292,9 @@ class Registry(Actor):  # type: ignore[misc]
     async def _open(self, host: Any, colocated_with: Any) -> None:
         mesh = colocated_with
         if mesh is None:
-            mesh = self._procs = host.spawn_procs(per_host={"storage": 1}, name="torchstore")
+            mesh = self._procs = host.spawn_procs(
+                per_host={"storage": 1}, name="torchstore", bootstrap=_end_at_once
+            )
         await torchstore.initialize(strategy=NearestVolume(), store_name=self._store, mesh=mesh)
         torchstore.reset_client(self._store)  # it may be one of the store's last life
         self._is_open = True
@@ -306,6 +309,11 @@ class Registry(Actor):  # type: ignore[misc]
             await torchstore.shutdown(self._store)
         if procs is not None:
             await procs.stop()
+
+
+def _end_at_once() -> None:
+    """Have a storage process, which has nothing to save, not take seconds to take torch down."""
+    atexit.register(os._exit, 0)
 
 
 async def _delete(client: Any, key: str) -> None:

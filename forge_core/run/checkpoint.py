@@ -1,9 +1,9 @@
 """Checkpoints: complete or not there at all, and proved before they are used.
 
 A checkpoint is a folder ``step_N``: the model in Hugging Face layout and whatever else the trainer
-writes, ``state.json`` (where the run stands), ``replay_buffer.json`` (groups that were sampled ahead
-of their step), ``manifest.json`` (each file's size and checksum).
-It is written beside its final place and renamed.
+writes, ``state.json`` (where the run stands), ``replay_buffer.json`` (groups sampled ahead of their
+step), ``manifest.json`` (each file's size and checksum). It is written beside its final place and
+renamed.
 """
 
 from __future__ import annotations

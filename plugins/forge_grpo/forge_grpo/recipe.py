@@ -5,17 +5,17 @@ Read ``GrpoRecipe.run`` from top to bottom: it is the algorithm.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from forge_core import Episode, Group, StepResult, TrainSequence, UsageError
-from forge_core.rollout import rollout_group
-from forge_core.run.plan import steps_for
-from forge_core.seeding import derive_seed
+from forge_core.run.plan import early_context, steps_for
 from forge_grpo.advantages import group_advantages
+from forge_grpo.ahead import Ahead, sampling_ahead
+from forge_grpo.rollouts import Rollouts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
@@ -53,49 +53,59 @@ class GrpoRecipe:
             # The sampler would report logprobs of the truncated distribution and the trainer those
             # of the whole one: their ratio would be biased.
             raise UsageError("sampling.top_p, sampling.top_k: recipe grpo samples without them")
+        self._check_staleness(config)
         return steps_for(config.training, episodes // self.settings.group_size, dataset_length)
+
+    def _check_staleness(self, config: StageConfig) -> None:
+        """What is sampled ahead is kept somewhere, and corrected for by somebody."""
+        if self.settings.max_staleness == 0:
+            if config.replay_buffer_placement.own_processes:
+                raise UsageError(
+                    "replay_buffer: nothing waits in it with recipe.max_staleness=0, where each "
+                    "step samples its own groups"
+                )
+        elif config.loss is not None:
+            loss = config.loss.build(early_context(config))
+            if "sampler_logprobs" not in loss.needs:
+                raise UsageError(
+                    f"recipe.max_staleness: loss {config.loss.name!r} does not correct for tokens "
+                    "that older weights sampled (it needs no sampler_logprobs); use loss grpo or "
+                    "gspo, or max_staleness=0"
+                )
 
     async def run(self, stage: Stage) -> None:
         trainer = await stage.trainer()
-        policy = await stage.policy()
-        async for step in stage.steps():
-            with step.timed("generate"):
-                groups = await self._rollouts(stage, policy, step)
-            episodes = [episode for group in groups for episode in group.episodes]
-            with step.timed("reward"):
-                await stage.score(episodes)
-            kept = self._assign_advantages(groups)
-            step.episodes = episodes
-            step.record(rollout_metrics(groups, current_version=stage.version))
-            step.rate("generated_tokens", _completion_tokens(episodes), over="generate")
-            self._say_if_nothing_is_learned(stage, step, kept)
-            with step.timed("train"):
-                result = await self._train(stage, trainer, kept)
-            step.trained(result)
-            if kept:
-                with step.timed("publish"):
-                    await stage.publish()
-            else:
-                # Nothing was trained; sampler and trainer are compared all the same.
-                step.record(await _mismatch(stage, trainer, groups[0].episodes))
+        async with self._sampled(stage, await stage.policy()) as sampled:
+            async for step in stage.steps():
+                groups = await sampled.groups(step)
+                episodes = [episode for group in groups for episode in group.episodes]
+                kept = self._assign_advantages(groups)
+                step.episodes = episodes
+                step.record(rollout_metrics(groups, current_version=stage.version))
+                self._say_if_nothing_is_learned(stage, step, kept)
+                with step.timed("train"):
+                    result = await self._train(stage, trainer, kept)
+                step.trained(result)
+                if kept:
+                    with step.timed("publish"):
+                        await stage.publish()
+                else:
+                    # Nothing was trained; sampler and trainer are compared all the same.
+                    step.record(await _mismatch(stage, trainer, groups[0].episodes))
 
-    async def _rollouts(self, stage: Stage, policy: Service, step: Step) -> list[Group]:
-        tasks = stage.take(_episodes_per_step(stage.config) // self.settings.group_size)
-        sampling = stage.sampling()
-        return await asyncio.gather(
-            *(
-                rollout_group(
-                    task,
-                    stage.environment,
-                    self.settings.group_size,
-                    generate=policy.generate.route,
-                    tokenizer=stage.tokenizer,
-                    sampling=sampling,
-                    seed=derive_seed(stage.seed, "rollout", step.number, index),
-                )
-                for index, task in enumerate(tasks)
-            )
+    def _sampled(
+        self, stage: Stage, policy: Service
+    ) -> AbstractAsyncContextManager[Rollouts | Ahead]:
+        """Where each step's groups come from: sampled when it asks for them, or ahead of it."""
+        rollouts = Rollouts(
+            stage,
+            policy,
+            group_size=self.settings.group_size,
+            per_step=_episodes_per_step(stage.config) // self.settings.group_size,
         )
+        if self.settings.max_staleness == 0:
+            return nullcontext(rollouts)
+        return sampling_ahead(rollouts, self.settings.max_staleness)
 
     def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
         """Set every episode's advantage; the episodes to train on."""
@@ -166,10 +176,6 @@ async def _mismatch(
 def _episodes_per_step(config: StageConfig) -> int:
     assert config.training.batch_size is not None
     return config.training.batch_size * config.training.gradient_accumulation_steps
-
-
-def _completion_tokens(episodes: Sequence[Episode]) -> int:
-    return sum(episode.completion_length for episode in episodes)
 
 
 def _split(sequences: Sequence[TrainSequence], parts: int) -> list[list[TrainSequence]]:

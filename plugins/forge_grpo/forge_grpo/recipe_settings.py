@@ -28,3 +28,9 @@ class GrpoSettings(Settings):
         description="groups whose rewards are all equal carry no signal: leave their tokens out of "
         "the step, or let them count in the loss's mean",
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="most policy versions that a trained token lies behind: 0 samples and trains "
+        "in turn, k samples the next k steps meanwhile",
+    )

@@ -13,13 +13,18 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
 
     Args:
         groups: scored, with advantages.
-        current_version: of the weights about to be trained; staleness is how far behind it the
-            oldest sampled token is.
+        current_version: of the weights about to be trained. A token's staleness is how many
+            versions the weights that sampled it lie behind: the oldest one's and the mean.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     rewards = [episode.reward for episode in episodes]
     lengths = [episode.completion_length for episode in episodes]
-    versions = [version for episode in episodes for version in episode.versions if version >= 0]
+    staleness = [
+        current_version - version
+        for episode in episodes
+        for version in episode.versions
+        if version >= 0
+    ]
     parts = sorted({part for episode in episodes for part in episode.rewards})
     return {
         "reward/mean": fmean(rewards),
@@ -36,7 +41,8 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
             not any(episode.advantage for episode in group.episodes) for group in groups
         ),
         "groups/total": len(groups),
-        "staleness/max": current_version - min(versions) if versions else 0,
+        "staleness/max": max(staleness, default=0),
+        "staleness/mean": fmean(staleness) if staleness else 0,
     }
 
 

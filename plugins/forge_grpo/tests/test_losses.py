@@ -271,6 +271,32 @@ def test_the_clip_by_hand(ratio: float, advantage: float, objective: float, slop
         assert float(output.metrics["ratio"][0]) == pytest.approx(ratio)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Grpo(GrpoLossSettings(clip_low=0.999, clip_high=1e6)),
+        Gspo(GspoSettings(clip_low=0.999, clip_high=1e6)),
+    ],
+)
+def test_tokens_of_an_older_policy_give_the_gradient_of_the_current_one(loss: Loss) -> None:
+    """Importance sampling: weighted by how likely the older one was to sample each token, the
+    gradients add up to that of the expected advantage under the current policy."""
+    generator = torch.Generator().manual_seed(0)
+    logits, older, advantages = torch.randn(3, 12, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    current, sampler = logits.log_softmax(0), older.log_softmax(0)
+    (expected,) = torch.autograd.grad((current.exp() * advantages).sum(), logits, retain_graph=True)
+    total = torch.zeros_like(expected)
+    for token in range(12):
+        fields = {"advantages": advantages[token : token + 1], "sampler_logprobs": sampler[token]}
+        fields = {name: values.reshape(1) for name, values in fields.items()}
+        batch = LossBatch(torch.zeros(1, dtype=torch.int64), 1, fields)
+        output = loss(current[token : token + 1], batch, None)
+        (slope,) = torch.autograd.grad(-output.sum, logits, retain_graph=True)
+        total += sampler[token].exp() * slope
+    torch.testing.assert_close(total, expected)
+
+
 @given(
     policy=st.floats(-20, 0),
     difference=st.one_of(st.floats(-10, 10), st.floats(-1e-3, 1e-3), st.floats(-1e-6, 1e-6)),

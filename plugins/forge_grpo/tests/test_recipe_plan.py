@@ -68,6 +68,11 @@ def test_epochs_count_tasks(
         ({"sampling.top_p": 0.9}, r"sampling\.top_p, sampling\.top_k"),
         ({"sampling.top_k": 20}, r"sampling\.top_p, sampling\.top_k"),
         (["~training.steps"], r"training\.steps: give steps or num_epochs"),
+        (
+            {"recipe.max_staleness": 1, "loss.use": "reinforce"},
+            r"recipe\.max_staleness: loss 'reinforce' does not correct for tokens",
+        ),
+        ({"replay_buffer.isolate": True}, r"replay_buffer: nothing waits in it"),
     ],
 )
 def test_what_cannot_work_is_refused(
@@ -83,6 +88,7 @@ def test_what_cannot_work_is_refused(
         {"recipe.group_size": 1},  # one episode has nothing to be compared with
         {"recipe.advantage_scale": "mean"},
         {"recipe.zero_variance": "resample"},
+        {"recipe.max_staleness": -1},
         {"loss.clip_low": 1.5},
         {"loss.kl_coef": -1},
         {"loss.aggregate": "words"},
@@ -107,6 +113,14 @@ def test_the_recipe_gives_its_losses_what_they_need(
     assert stage.loss is not None
     recipe = stage.recipe.build(bare_context())
     check_loss(stage, recipe, stage.loss.build(bare_context()))
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo"])
+def test_losses_that_know_the_sampler_may_train_on_older_tokens(
+    plan: Callable[..., int], loss: str
+) -> None:
+    overrides = {"recipe.max_staleness": 4, "loss.use": loss, "replay_buffer.isolate": True}
+    assert plan(overrides) == 5
 
 
 @given(count=st.integers(1, 200), parts=st.integers(1, 12))

@@ -42,13 +42,10 @@ def test_rollout_metrics() -> None:
         "groups/zero_variance": 1,
         "groups/total": 2,
         "staleness/max": 2,
+        "staleness/mean": pytest.approx((2 + 2 + 1 + 1 + 1 + 1) / 6),
     }
 
 
 def test_nothing_sampled_is_not_stale() -> None:
-    assert (
-        rollout_metrics([Group(Task("t", "?"), [episode(0, 0)])], current_version=5)[
-            "staleness/max"
-        ]
-        == 0
-    )
+    metrics = rollout_metrics([Group(Task("t", "?"), [episode(0, 0)])], current_version=5)
+    assert (metrics["staleness/max"], metrics["staleness/mean"]) == (0, 0)

@@ -1,0 +1,157 @@
+"""The groups of a step, sampled while earlier steps were trained.
+
+How far ahead: with ``d`` steps done and a bound of ``k`` versions, groups are sampled up to step
+``d + 1 + k`` and no further (AReaL, arXiv:2505.24298, section 5.1). A step publishes at most one
+version, so each group is trained at most ``k`` versions after its first token was sampled, and none
+is sampled in vain.
+
+Which group is trained in which step is the run's order of tasks, whatever is finished first: the
+order does not depend on time, and slow tasks are not crowded out by quick ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from forge_core import Group
+from forge_core.watchdog import caller
+from forge_grpo.rollouts import Rollouts, completion_tokens
+
+if TYPE_CHECKING:
+    from forge_core.replay.buffer import Taken
+    from forge_core.run.step import Step
+    from forge_core.services.service import Service
+
+
+@asynccontextmanager
+async def sampling_ahead(rollouts: Rollouts, max_staleness: int) -> AsyncIterator[Ahead]:
+    """Sample ahead of the steps inside the block; what is under way when it ends is cancelled.
+
+    A failure of what is sampled ahead ends the block at once, and is raised as itself.
+    """
+    buffer = await rollouts.stage.replay_buffer(max_staleness)
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield Ahead(rollouts, max_staleness, buffer, await buffer.places.route(), tasks)
+    except BaseExceptionGroup as failures:
+        failure = failures.exceptions[0]  # the others came of it
+    if failure is not None:
+        raise failure
+
+
+class Ahead:
+    """Gives each step its groups and keeps the groups of the next steps in the making.
+
+    A group in the making is a task of its own: sampled, judged, put into the replay buffer at the
+    place that its task has in the run's order.
+
+    Args:
+        rollouts: samples and judges a group.
+        max_staleness: most versions a trained token may lie behind.
+        buffer: the replay buffer's service.
+        held: places of the groups that it holds already, from a checkpoint.
+        tasks: what the groups are made in.
+    """
+
+    def __init__(
+        self,
+        rollouts: Rollouts,
+        max_staleness: int,
+        buffer: Service,
+        held: list[int],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._rollouts = rollouts
+        self._stage = rollouts.stage
+        self._max_staleness = max_staleness
+        self._buffer = buffer
+        self._tasks = tasks
+        self._held = set(held)
+        self._making: dict[int, asyncio.Task[None]] = {}
+        self._since = time.perf_counter()
+
+    async def groups(self, step: Step) -> list[Group]:
+        """The step's groups, judged, in the order of its tasks."""
+        first = self._stage.tasks.position
+        wanted = range(first, first + self._rollouts.per_step)
+        groups: dict[int, Group] = {}
+        dropped = 0
+        with step.timed("wait"):
+            while len(groups) < len(wanted):
+                lacking = [place for place in wanted if place not in groups]
+                self._make([*lacking, *self._later(step, wanted)], step, first)
+                await self._made(lacking, step)
+                taken: Taken = await self._buffer.take.route(wanted.stop, self._stage.version)
+                self._held = {place for place in self._held if place >= wanted.stop}
+                groups.update(taken.groups)
+                dropped += len(taken.dropped)
+                if len(groups) + len(taken.dropped) < len(wanted):
+                    await self._forget_lost()
+        self._stage.tasks.take(len(wanted))
+        ordered = [groups[place] for place in wanted]
+        step.record({"groups/dropped": dropped})
+        self._time(step, ordered)
+        return ordered
+
+    def _later(self, step: Step, wanted: range) -> range:
+        """Places of the steps after this one that may be sampled by now."""
+        steps = min(self._max_staleness, self._stage.total_steps - step.number)
+        return range(wanted.stop, wanted.stop + steps * len(wanted))
+
+    def _make(self, places: list[int], step: Step, first: int) -> None:
+        """Begin with those groups that are neither there nor in the making."""
+        for place in places:
+            if place not in self._held and place not in self._making:
+                later, index = divmod(place - first, self._rollouts.per_step)
+                self._making[place] = self._tasks.create_task(
+                    self._make_one(place, step.number + later, index)
+                )
+
+    async def _make_one(self, place: int, step: int, index: int) -> None:
+        try:
+            task = self._stage.task_at(place)
+            group = await self._rollouts.sample(task, step, index)
+            while _cut_off(group):
+                group = await self._rollouts.sample(task, step, index)
+            await self._stage.score(group.episodes)
+            await self._buffer.add.route(place, group)
+            self._held.add(place)
+        finally:
+            del self._making[place]
+
+    async def _made(self, places: list[int], step: Step) -> None:
+        """Wait until those of the groups that are in the making are in the buffer."""
+        making = [self._making[place] for place in places if place in self._making]
+        if making:
+            watchdog = self._stage.session.watchdog
+            with watchdog.waiting(caller.get(), f"groups of step {step.run_number}"):
+                await asyncio.wait(making)
+
+    async def _forget_lost(self) -> None:
+        """Groups went down with the buffer's process: what it no longer has is made again."""
+        before = frozenset(self._held)
+        self._held -= before.difference(await self._buffer.places.route())
+        self._stage.session.broadcast.event(
+            "warning", "groups were lost with the replay buffer's process; they are sampled again"
+        )
+
+    def _time(self, step: Step, groups: list[Group]) -> None:
+        """Sampling has no time of its own here: its rate is over all the time since the last step's
+        groups."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        step.timing["generated_tokens_per_second"] = completion_tokens(groups) / seconds
+
+
+def _cut_off(group: Group) -> bool:
+    """Whether a completion was given up half-way: some engines do when their weights change."""
+    return any(
+        turn.completion is not None and turn.completion.finish_reason == "cancelled"
+        for episode in group.episodes
+        for turn in episode.turns
+    )

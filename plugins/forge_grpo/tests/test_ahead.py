@@ -1,0 +1,347 @@
+"""Recipe ``grpo`` with ``max_staleness`` above 0: sampling while it trains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from forge_core import (
+    BuildContext,
+    Completion,
+    Component,
+    Episode,
+    Forge,
+    RunFailed,
+    RunStopped,
+    Sampling,
+    Settings,
+    Task,
+    hookimpl,
+)
+from forge_core.data.order import TaskOrder
+from forge_core.run.plan import early_context
+from forge_core.testing.runs import lines_of, small_config
+from forge_torch.generator.generator import TorchGenerator
+from forge_torch.generator_settings import TorchGeneratorSettings
+from forge_torch.trainer.trainer import TorchTrainer
+from forge_torch.trainer_settings import TorchTrainerSettings
+
+STEPS = 5
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """Five steps of four groups, every episode written down."""
+    return small_config(
+        rewards={"sevens": {}},
+        training={"steps": STEPS, "batch_size": 32, "learning_rate": 0.003},
+        checkpointing={"output_dir": str(tmp_path / "runs"), "save_interval": 1, "keep": 100},
+        trackers={"jsonl": {"episodes": 1000}},
+    )
+
+
+def sevens(sample: Any) -> float:
+    return sample.completion.count("7") / 3
+
+
+def component(name: str, build: Any, settings: Any = Settings) -> Component[Any]:
+    return Component(name=name, settings=settings, build=build, summary="for tests")
+
+
+class Sevens:
+    """Contributes reward ``sevens``: the share of sevens."""
+
+    @hookimpl
+    def forge_rewards(self) -> Any:
+        yield component("sevens", lambda settings, context: sevens)
+
+
+def run(config: dict[str, Any], *overrides: str, plugins: Sequence[Any] = ()) -> Path:
+    """The folder of a finished run."""
+    return Forge(plugins=[Sevens(), *plugins]).run(config, list(overrides)).folder
+
+
+def only_run(config: dict[str, Any]) -> Path:
+    (folder,) = Path(config["checkpointing"]["output_dir"]).iterdir()
+    return folder
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return lines_of(folder / "metrics.jsonl")
+
+
+def tasks_of(folder: Path) -> list[list[str]]:
+    """The tasks of each step, in the order they were trained in; a group's episodes are one."""
+    steps: dict[int, list[str]] = defaultdict(list)
+    for episode in lines_of(folder / "episodes.jsonl"):
+        steps[episode["step"]].append(episode["task"])
+    return [tasks[::8] for _, tasks in sorted(steps.items())]
+
+
+@pytest.fixture
+def evaluated(config: dict[str, Any]) -> dict[str, Any]:
+    """With a score after each step: it is judged after the groups that are under way, so that the
+    step's checkpoint has them."""
+    held_out = config["dataset"] | {"split": "test", "size": 4}
+    return config | {"eval_dataset": held_out, "evaluation": {"interval": 1}}
+
+
+def order_of(config: dict[str, Any], steps: int = STEPS) -> list[list[str]]:
+    """The same, as the run's order of tasks has it."""
+    (stage,) = Forge(plugins=[Sevens()]).resolve(config).stages
+    context = early_context(stage)
+    assert stage.dataset is not None
+    dataset = stage.dataset.build(context)
+    order = TaskOrder(len(dataset), context.seed)
+    return [[dataset[index].id for index in order.take(4)] for _ in range(steps)]
+
+
+def test_it_learns_what_the_synchronous_course_learns(config: dict[str, Any]) -> None:
+    del config["checkpointing"]["save_interval"]
+    scores = {}
+    for bound in (0, 1, 2):
+        folder = run(
+            config,
+            f"recipe.max_staleness={bound}",
+            "training.steps=30",
+            "training.learning_rate=0.01",
+        )
+        rows = metrics_of(folder)
+        assert len(rows) == 30
+        staleness = [row["staleness/max"] for row in rows]
+        assert max(staleness) == bound  # reached, and never exceeded
+        assert all(0 <= row["staleness/mean"] <= row["staleness/max"] for row in rows)
+        assert not any(row.get("groups/dropped", 0) for row in rows)
+        assert tasks_of(folder) == order_of(config, 30)
+        assert rows[0]["reward/mean"] < 0.3
+        scores[bound] = fmean(row["reward/mean"] for row in rows[-5:])
+    assert scores[0] > 0.9
+    assert min(scores.values()) > scores[0] - 0.1
+
+
+class StopAt:
+    """Ends the run when a step is done, before its checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hookimpl
+    def forge_step_finished(self, record: Any) -> None:
+        if record.step == self.step:
+            raise RunStopped(f"told to stop at step {self.step}")
+
+
+def test_a_resumed_run_trains_every_task_once_and_what_it_had_sampled(
+    evaluated: dict[str, Any],
+) -> None:
+    config = evaluated
+    with pytest.raises(RunStopped, match="stop at step 3"):
+        run(config, "recipe.max_staleness=2", plugins=[StopAt(3)])
+    folder = only_run(config)
+    saved = json.loads((folder / "checkpoints/step_2/replay_buffer.json").read_text())
+    assert {entry["place"] for entry in saved} >= {8, 9, 10, 11}
+    Forge(plugins=[Sevens()]).run(resume=folder)
+    assert [row["step"] for row in metrics_of(folder)] == list(range(1, STEPS + 1))
+    assert tasks_of(folder) == order_of(config)
+    third = [e for e in lines_of(folder / "episodes.jsonl") if e["step"] == 3]
+    sampled = [
+        [token for turn in episode["turns"] for token in turn["tokens"]]
+        for entry in sorted(saved, key=lambda entry: entry["place"])[:4]
+        for episode in entry["episodes"]
+    ]
+    assert [episode["tokens"] for episode in third] == sampled
+    assert max(row["staleness/max"] for row in metrics_of(folder)) <= 2
+
+
+def test_a_lower_bound_after_a_resume_drops_what_is_too_old(evaluated: dict[str, Any]) -> None:
+    config = evaluated
+    with pytest.raises(RunStopped):
+        run(config, "recipe.max_staleness=2", plugins=[StopAt(3)])
+    folder = only_run(config)
+    Forge(plugins=[Sevens()]).run(resume=folder, overrides=["recipe.max_staleness=1"])
+    rows = metrics_of(folder)
+    assert sum(row["groups/dropped"] for row in rows[2:]) >= 4
+    assert max(row["staleness/max"] for row in rows[2:]) <= 1
+    assert tasks_of(folder) == order_of(config)
+
+
+@pytest.mark.slow
+def test_a_killed_run_trains_every_task_once(config: dict[str, Any], runs: Any) -> None:
+    config |= {"rewards": {"exact_match": {}}}
+    begun = runs(config, "recipe.max_staleness=2", "training.steps=2000")
+    begun.until_step(7)
+    begun.kill()
+    done = len(begun.lines("metrics.jsonl"))
+    begun.resume(f"training.steps={done + 3}")
+    assert begun.end() == 0, begun.printed
+    assert tasks_of(begun.folder) == order_of(config | {"rewards": {"sevens": {}}}, done + 3)
+    assert max(row["staleness/max"] for row in metrics_of(begun.folder)) <= 2
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_buffer(config: dict[str, Any], runs: Any) -> None:
+    """What its process held is sampled again."""
+    config |= {"rewards": {"exact_match": {}}, "replay_buffer": {"isolate": True}}
+    begun = runs(config, "recipe.max_staleness=2", "training.steps=2000")
+    begun.until_step(2)
+    for pid in begun.ranks("replay_buffer"):
+        os.kill(pid, signal.SIGKILL)
+    begun.until(lambda: begun.kinds()["replica_restarted"] == 1)
+    begun.until_step(len(begun.lines("metrics.jsonl")) + 3)
+    os.kill(begun.process.pid, signal.SIGINT)
+    assert begun.end() == 130, begun.printed
+    rows = metrics_of(begun.folder)
+    whole = order_of(config | {"rewards": {"sevens": {}}}, len(rows))
+    assert tasks_of(begun.folder) == whole
+    assert max(row["staleness/max"] for row in rows) <= 2
+    assert begun.ranks() == []
+
+
+def test_an_evaluation_measures_the_weights_of_its_step(evaluated: dict[str, Any]) -> None:
+    held_out = {task.id for task in _held_out(evaluated)}
+    versions: list[set[int]] = [set()]
+
+    class Watching:
+        @hookimpl
+        def forge_episode_finished(self, episode: Episode) -> None:
+            if episode.task.id in held_out:
+                versions[-1].update(version for version in episode.versions if version >= 0)
+
+        @hookimpl
+        def forge_step_finished(self, record: Any) -> None:
+            versions.append(set())
+
+    run(evaluated, "recipe.max_staleness=2", plugins=[Watching()])
+    assert versions == [{step} for step in range(STEPS + 1)]
+
+
+def _held_out(config: dict[str, Any]) -> list[Task]:
+    (stage,) = Forge(plugins=[Sevens()]).resolve(config).stages
+    assert stage.eval_dataset is not None
+    dataset = stage.eval_dataset.build(early_context(stage))
+    return [dataset[index] for index in range(len(dataset))]
+
+
+class Faults:
+    """An environment that breaks, and a trainer that would take an hour for a step."""
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    @hookimpl
+    def forge_environments(self) -> Any:
+        yield component("breaking", lambda settings, context: Breaking(self.task))
+
+    @hookimpl
+    def forge_trainers(self) -> Any:
+        yield component(
+            "slow", lambda settings, context: Slow(settings, context), TorchTrainerSettings
+        )
+
+
+class Breaking:
+    max_turns = 1
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+
+    def start(self, task: Task, seed: int) -> Any:
+        return BreakingInteraction(task.prompt, breaks=task.id == self.task)
+
+
+class BreakingInteraction:
+    def __init__(self, prompt: Any, *, breaks: bool) -> None:
+        self.prompt = prompt
+        self.breaks = breaks
+
+    async def respond(self, completion: str) -> None:
+        if self.breaks:
+            await asyncio.sleep(0.5)  # until the trainer is at work
+            raise OSError("the tool is gone")
+
+
+class Slow(TorchTrainer):
+    async def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(3600)
+
+
+def test_a_failure_ahead_ends_the_run_at_once_as_itself(config: dict[str, Any]) -> None:
+    """A task of the second step breaks while the first is being trained."""
+    config["sampling"]["max_tokens"] = 30  # long enough to stop by themselves
+    config["model"]["init"]["config"]["initializer_range"] = 0.02
+    broken = order_of(config)[1][0]
+    with pytest.raises(OSError, match="the tool is gone") as caught:
+        run(
+            config,
+            *("recipe.max_staleness=1", "environment.use=breaking", "trainer.use=slow"),
+            plugins=[Faults(broken)],
+        )
+    assert not isinstance(caught.value, BaseExceptionGroup)
+    assert metrics_of(only_run(config)) == []
+
+
+def test_a_hopeless_reward_fails_the_run_with_its_own_cause(config: dict[str, Any]) -> None:
+    def broken(sample: Any) -> float:
+        raise ValueError("no verdict")
+
+    class Broken:
+        @hookimpl
+        def forge_rewards(self) -> Any:
+            yield component("broken", lambda settings, context: broken)
+
+    config["rewards"] = {"broken": {}}
+    with pytest.raises(RunFailed, match=r"reward 'broken' failed on .* ValueError: no verdict"):
+        run(config, "recipe.max_staleness=1", "training.steps=1000", plugins=[Broken()])
+
+
+class CutOff(TorchGenerator):
+    """Gives half of the requests up half-way, as an engine may when its weights change."""
+
+    def __init__(self, settings: TorchGeneratorSettings, context: BuildContext) -> None:
+        super().__init__(settings, context)
+        self.calls = 0
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        completions = await super().generate(prompt, sampling)
+        self.calls += 1
+        if self.calls % 2:
+            first, *others = completions
+            cut = Completion(first.tokens[:1], first.logprobs[:1], first.versions[:1], "cancelled")
+            return [cut, *others]
+        return completions
+
+
+def test_what_an_engine_gives_up_is_sampled_again(config: dict[str, Any]) -> None:
+    class Engine:
+        @hookimpl
+        def forge_generators(self) -> Any:
+            yield component(
+                "cut_off",
+                lambda settings, context: CutOff(settings, context),
+                TorchGeneratorSettings,
+            )
+
+    run(config, "recipe.max_staleness=1", "generator.use=cut_off", plugins=[Engine()])
+    folder = only_run(config)
+    assert tasks_of(folder) == order_of(config)
+    finished = [
+        turn["completion"]["finish_reason"]
+        for step in range(1, STEPS)
+        for entry in json.loads(
+            (folder / f"checkpoints/step_{step}/replay_buffer.json").read_text()
+        )
+        for episode in entry["episodes"]
+        for turn in episode["turns"]
+        if turn["completion"] is not None
+    ]
+    assert finished
+    assert "cancelled" not in finished

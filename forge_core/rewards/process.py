@@ -23,7 +23,11 @@ START_LIMIT = 120.0
 
 
 class ProcessLost(Exception):
-    """The process died, or was killed because it passed a limit; the message is the cause."""
+    """The process died, or passed a limit; the message is the cause."""
+
+
+class DeadlinePassed(ProcessLost):
+    """It passed a limit."""
 
 
 class RewardProcess:
@@ -60,7 +64,8 @@ class RewardProcess:
 
         Raises:
             ForgeError: one could not be built.
-            ProcessLost: the process did not come up.
+            DeadlinePassed: the process did not come up in time.
+            ProcessLost: it died.
         """
         limit = time.monotonic() + START_LIMIT
         late = f"not ready after {START_LIMIT:g} s"
@@ -78,10 +83,11 @@ class RewardProcess:
             batch: a pickled batch, as the worker reads it.
             deadlines: seconds each sample may take.
             results: what is in it when ``ProcessLost`` is raised was judged before; the sample
-                after it is to blame.
+                after it was being judged.
 
         Raises:
-            ProcessLost: a sample passed its deadline, or the process died.
+            DeadlinePassed: a sample passed its deadline.
+            ProcessLost: the process died.
         """
         limit = time.monotonic() + START_LIMIT
         late = f"a batch was not taken over within {START_LIMIT:g} s"
@@ -129,8 +135,15 @@ class RewardProcess:
         poll = select.poll()
         poll.register(descriptor, event)
         if not poll.poll(max(0.0, limit - time.monotonic()) * 1000):
-            raise ProcessLost(late)
+            raise DeadlinePassed(late)
 
     def _end(self) -> str:
         """How the process ended, in words."""
         return f"the process {self._child.end() or 'closed its channel'}"
+
+
+def log_tail(log: Path | None, lines: int = 20) -> list[str]:
+    """The last lines that rewards printed."""
+    if log is None or not log.is_file():
+        return []
+    return log.read_text(errors="replace").splitlines()[-lines:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import BuildContext, Component, Episode, Selection, Settings, Task, UsageError
+from forge_core import (
+    BuildContext,
+    Component,
+    Episode,
+    Placement,
+    Selection,
+    Settings,
+    Task,
+    UsageError,
+)
 from forge_core.config.resolve import RewardPart
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.rewards.pool import RewardPool
@@ -44,6 +54,12 @@ class Scripted:
                 sys.exit(int(argument))
             case "segfault":
                 ctypes.string_at(0)
+            case "exit-once":  # the first process that judges it dies
+                mark = Path(argument)
+                if not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return 1.0
             case "raise":
                 raise ValueError(argument)
             case "print":
@@ -141,15 +157,15 @@ def context():
 
 @pytest.fixture
 async def pool_of(context, tmp_path):
-    """``pool_of(parts, workers=1)``: closed at the end; events are on ``pool.heard``."""
+    """``pool_of(parts, replicas=1, ...)``: closed at the end; events are on ``pool.heard``."""
     pools = []
 
-    def make(parts, workers=1):
+    def make(parts, **placement):
         heard = []
         pool = RewardPool(
             parts,
             context,
-            workers=workers,
+            placement=Placement(**placement),
             log=tmp_path / "rewards.log",
             on_event=lambda kind, message, data: heard.append((kind, message)),
         )

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forge_core import Completion, Episode, RunFailed, Task, Turn, UsageError
-from forge_core.rewards import pool as pool_module
+from forge_core.rewards import judge as judge_module
 
 
 async def test_parts_are_kept_and_weighted(pool_of, part, episodes):
@@ -67,10 +67,33 @@ async def test_a_failure_costs_that_sample_its_reward_and_nobody_else(pool_of, p
     assert [episode.reward for episode in scored[::2]] == [2.0] * len(FAILURES) + [1.0]
     assert not any(episode.failures for episode in scored[::2])
     metrics = pool.metrics()
-    assert (metrics["calls"], metrics["failures/a"], metrics["lost_processes"]) == (19, 9, 3)
-    ((kind, message),) = pool.heard
+    assert (metrics["calls"], metrics["failures/a"]) == (19, 9)
+    assert (metrics["lost"], metrics["retried"]) == (3, 2)  # a hang is not tried once more
+    retried, (kind, message) = pool.heard
+    assert retried == (
+        "reward_retried",
+        "reward 'a' died over 2 of 19 episodes: the process ended with exit code 3 (1), "
+        "the process was killed by SIGSEGV (1)",
+    )
     assert kind == "reward_failed"
     assert message.startswith("reward 'a' failed on 9 of 19 episodes: ValueError: no verdict (1),")
+
+
+async def test_a_sample_whose_process_dies_once_is_judged_by_the_next(
+    pool_of, part, episodes, tmp_path
+):
+    pool = pool_of({"a": part(failure_reward=-1.0)})
+    scored = episodes("1", f"exit-once {tmp_path / 'one'}", "2", f"exit-once {tmp_path / 'two'}")
+    await pool.score(scored)
+    assert [episode.reward for episode in scored] == [1.0, 1.0, 2.0, 1.0]
+    assert not any(episode.failures for episode in scored)
+    metrics = pool.metrics()
+    assert (metrics["calls"], metrics["lost"], metrics["retried"]) == (4, 0, 2)
+    (event,) = pool.heard
+    assert event == (
+        "reward_retried",
+        "reward 'a' died over 2 of 4 episodes: the process was killed by SIGKILL (2)",
+    )
 
 
 async def test_a_long_message_is_cut(pool_of, part, episodes):
@@ -144,7 +167,7 @@ async def test_a_single_episode_cannot_show_a_bug(pool_of, part, episodes):
 async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere(
     pool_of, part, episodes, monkeypatch
 ):
-    monkeypatch.setattr(pool_module, "HOPELESS", 2)
+    monkeypatch.setattr(judge_module, "HOPELESS", 2)
     pool = pool_of({"math": part(deadline=0.05)})
     with pytest.raises(RunFailed) as caught:
         await pool.score(episodes(*["hang"] * 64))
@@ -180,7 +203,7 @@ async def test_printing_and_reading_do_not_touch_the_channel(
 
 
 async def test_several_workers_judge_in_parallel_and_in_order(pool_of, part, episodes):
-    pool = pool_of({"a": part(), "b": part()}, workers=3)
+    pool = pool_of({"a": part(), "b": part()}, replicas=3)
     scored = episodes(*[f"{index / 8}" for index in range(40)], "exit 1", "7", "raise x")
     await pool.score(scored)
     expected = [index / 8 for index in range(40)] + [0.0, 7.0, 0.0]
@@ -192,11 +215,11 @@ async def test_several_workers_judge_in_parallel_and_in_order(pool_of, part, epi
 
 
 async def test_calls_at_once_share_the_workers(pool_of, part, episodes):
-    pool = pool_of({"a": part()}, workers=2)
-    calls = [episodes("1", f"{number}") for number in range(6)]
+    pool = pool_of({"a": part()}, replicas=2)
+    calls = [episodes("pid", "pid", f"{number}") for number in range(6)]
     await asyncio.gather(*(pool.score(call) for call in calls))
-    assert [call[1].reward for call in calls] == [0, 1, 2, 3, 4, 5]
-    assert len(pool._processes) == 2
+    assert [call[2].reward for call in calls] == [0, 1, 2, 3, 4, 5]
+    assert len({episode.reward for call in calls for episode in call[:2]}) == 2
 
 
 async def test_one_process_serves_many_calls(pool_of, part, episodes):
@@ -208,10 +231,11 @@ async def test_one_process_serves_many_calls(pool_of, part, episodes):
 
 
 async def test_no_episodes_and_no_parts_cost_no_process(pool_of, part, episodes):
-    pool = pool_of({"a": part()})
-    await pool.score([])
-    await pool_of({}).score(episodes("1"))
-    assert not pool._processes
+    empty, without_parts = pool_of({"a": part()}), pool_of({})
+    await empty.score([])
+    await without_parts.score(episodes("1"))
+    assert empty.metrics()["calls"] == without_parts.metrics()["calls"] == 0
+    assert not [thread for thread in threading.enumerate() if "forge-rewards" in thread.name]
 
 
 async def test_a_process_imports_nothing_heavy_by_itself(pool_of, part, episodes):

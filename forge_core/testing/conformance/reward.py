@@ -183,13 +183,13 @@ class RewardConformance:
         task: Task,
         completions: Sequence[str],
     ) -> tuple[list[Episode], float]:
-        """Judged episodes, and how many processes were lost over them."""
+        """Judged episodes, and how many of them were lost with their process."""
         episodes = [_episode(task, completion) for completion in completions]
         part = RewardPart(selection=selection, deadline=self.deadline)
         pool = RewardPool({"part": part}, context)
         try:
             await pool.score(episodes)
-            return episodes, pool.metrics()["lost_processes"]
+            return episodes, pool.metrics()["lost"]
         finally:
             await pool.close()
 

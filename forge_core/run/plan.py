@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext
+from forge_core.component import BuildContext, Placement
 from forge_core.errors import UsageError
 from forge_core.seeding import derive_seed
 
@@ -37,6 +37,22 @@ def early_context(stage: StageConfig) -> BuildContext:
         distributed=stage.distributed,
         seed=derive_seed(stage.training.seed, "stage", stage.name),
     )
+
+
+def placements(stage: StageConfig) -> dict[str, Placement]:
+    """Service -> where its replicas go, for each that the stage has on the run's runtime.
+
+    Rewards have one only if ``reward_workers`` says so; else they live in the controller's process,
+    whatever the runtime.
+    """
+    rewards = stage.reward_placement
+    there = {
+        "trainer": (stage.trainer_placement, stage.trainer is not None),
+        "generator": (stage.generator_placement, stage.generator is not None),
+        "reference": (stage.reference_placement, stage.reference is not None),
+        "rewards": (rewards, rewards.own_processes or rewards.replicas > 1),
+    }
+    return {service: placement for service, (placement, used) in there.items() if used}
 
 
 def check_components(stage: StageConfig) -> None:

@@ -69,6 +69,7 @@ def _stand_by(inner: int, listener: socket.socket) -> NoReturn:
     # Until it is waited for, nothing else can have its number.
     end = os.waitid(os.P_PID, inner, os.WEXITED | os.WNOWAIT)
     _kill_group(inner)
+    os.waitpid(inner, 0)
     assert end is not None
     if end.si_code == os.CLD_EXITED:
         _tell(listener, end.si_status)

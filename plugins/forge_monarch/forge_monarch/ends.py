@@ -1,10 +1,30 @@
-"""How processes that ``bootstrap`` started have ended, told by the outer ones."""
+"""The ends of processes that ``bootstrap`` started: brought about, and told by the outer ones."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 from collections.abc import Sequence
+
+GONE_LIMIT = 2.0
+"""Seconds that killed processes get to be gone."""
+
+
+async def kill_groups(groups: Sequence[int]) -> None:
+    """Kill processes of this machine with all that they have started, and wait until they are gone.
+
+    Args:
+        groups: each led by one of the processes; what is gone is left alone.
+    """
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(GONE_LIMIT):
+            while any(map(_is_there, groups)):
+                await asyncio.sleep(0.01)
 
 
 async def first_end(names: Sequence[str]) -> tuple[int, int | None]:
@@ -32,6 +52,14 @@ def describe_end(code: int | None) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def _is_there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 async def _end(name: str) -> int | None:

@@ -21,10 +21,10 @@ from forge_core import RunFailed, UsageError
 from forge_core.processes.child import Child
 from forge_core.runtimes.devices import DeviceTable, visible_devices
 from forge_core.services.spec import ReplicaSpec
-from forge_monarch.ends import first_end
+from forge_monarch.ends import first_end, kill_groups
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.settings import THIS_HOST, MonarchSettings
-from forge_monarch.warden import Warden, kill_groups
+from forge_monarch.warden import Warden
 
 CONNECT_LIMIT = 30.0
 """Seconds a host may take to answer for the first time."""
@@ -78,7 +78,7 @@ class Host:
     async def kill(self, groups: Sequence[int]) -> None:
         """Kill process groups, if the host can be reached."""
         if self._warden is None:
-            kill_groups(groups)
+            await kill_groups(groups)
             return
         with contextlib.suppress(TimeoutError, SupervisionError):
             async with asyncio.timeout(ANSWER_LIMIT):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 # Monarch is untyped to mypy.
 # mypy: disable-error-code="misc, untyped-decorator"
-import contextlib
-import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ from pathlib import Path
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_core.runtimes.devices import visible_devices
-from forge_monarch.ends import first_end
+from forge_monarch.ends import first_end, kill_groups
 
 
 class Warden(Actor):
@@ -48,12 +45,5 @@ class Warden(Actor):
 
     @concurrent_endpoint
     async def kill(self, groups: Sequence[int]) -> None:
-        """Kill process groups."""
-        kill_groups(groups)
-
-
-def kill_groups(groups: Sequence[int]) -> None:
-    """Kill processes of this machine with all that they have started: each leads a group."""
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+        """See ``ends.kill_groups``."""
+        await kill_groups(groups)

@@ -16,7 +16,7 @@ async def kill_groups(groups: Sequence[int]) -> None:
     """Kill processes of this machine with all that they have started, and wait until they are gone.
 
     Args:
-        groups: each led by one of the processes; what is gone is left alone.
+        groups: each led by one of the processes, and named by its id. What is gone is left alone.
     """
     for group in groups:
         with contextlib.suppress(ProcessLookupError):
@@ -54,9 +54,9 @@ def describe_end(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _is_there(group: int) -> bool:
+def _is_there(process: int) -> bool:
     try:
-        os.killpg(group, 0)
+        os.kill(process, 0)
     except ProcessLookupError:
         return False
     return True

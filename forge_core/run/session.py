@@ -162,9 +162,11 @@ class RunSession:
                 try:
                     await self._stages(state)
                 finally:
-                    for transport in self._transports.values():
-                        await transport.close()
-                    await self.runtime.close()
+                    try:
+                        for transport in self._transports.values():
+                            await transport.close()
+                    finally:
+                        await self.runtime.close()
         except BaseException as error:
             failure = error
             raise

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge_core.run.memory import Memory
     from forge_core.run.outlook import StageOutlook
 
-GIB = 2**30
+UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
 @click.command()
@@ -43,7 +43,9 @@ def _show(stage: StageOutlook) -> None:
     click.echo(f"\nstage {config.name}: recipe {config.recipe.name}")
     for section, (name, placement) in stage.placements.items():
         click.echo(f"  {section:<12}{name}, {_placement(placement)}")
-    longest = f", each of at most {stage.longest:,} tokens" if stage.longest else ""
+    longest = ""
+    if stage.longest:
+        longest = f", each of at most {stage.longest.tokens:,} tokens ({stage.longest.source})"
     click.echo(f"  {'step':<12}{stage.sequences:,} sequences{longest}")
     if stage.staleness is not None:
         how = "strictly on-policy" if stage.staleness == 0 else "optimizer steps at most"
@@ -62,14 +64,16 @@ def _placement(placement: Placement) -> str:
 def _show_memory(memory: Memory) -> None:
     if memory.layout:
         click.echo(f"  {'ranks':<12}{memory.layout}")
-    click.echo("  memory      GiB of the trainer's fullest rank")
+    total = max(sum(memory.device.values()), sum(memory.host.values()))
+    unit = "GiB" if total >= UNITS["GiB"] else "MiB"
+    click.echo(f"  {'memory':<12}{unit} of the trainer's fullest rank")
     for place, terms in (("device", memory.device), ("host", memory.host)):
-        _show_terms(place, terms, memory.tokens)
+        _show_terms(place, terms, memory.tokens, UNITS[unit])
 
 
-def _show_terms(place: str, terms: Mapping[str, int], tokens: int) -> None:
+def _show_terms(place: str, terms: Mapping[str, int], tokens: int, unit: int) -> None:
     for name, size in terms.items():
         note = f"  (an estimate, {tokens:,} tokens at a time)" if name == "activations" else ""
-        click.echo(f"    {name:<20}{size / GIB:>10.3f}{note}")
+        click.echo(f"    {name:<20}{size / unit:>10.3f}{note}")
     if terms:
-        click.echo(f"    {f'total on the {place}':<20}{sum(terms.values()) / GIB:>10.3f}")
+        click.echo(f"    {f'total on the {place}':<20}{sum(terms.values()) / unit:>10.3f}")

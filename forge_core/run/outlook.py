@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from forge_core.config.resolve import RunConfig, StageConfig
 
 
+@dataclass(frozen=True, slots=True)
+class Longest:
+    """Most tokens of a sequence.
+
+    Args:
+        tokens: so many.
+        source: what sets them, in words: a key, or the model's window.
+    """
+
+    tokens: int
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOutlook:
     """What one stage would take.
@@ -22,7 +35,7 @@ class StageOutlook:
         config: of the stage.
         placements: section -> component's name and where its replicas go, for what the stage uses.
         sequences: trained in an optimizer step.
-        longest: most tokens of a sequence; None without a known model.
+        longest: what bounds a sequence; None without a known model.
         memory: of the trainer's fullest rank, or why it is not known.
         staleness: most optimizer steps between the weights that sample a token and those that it
             trains; None where nothing is sampled to train on.
@@ -31,7 +44,7 @@ class StageOutlook:
     config: StageConfig
     placements: dict[str, tuple[str, Placement]]
     sequences: int
-    longest: int | None
+    longest: Longest | None
     memory: Memory | str
     staleness: int | None
 
@@ -60,7 +73,7 @@ def _stage(stage: StageConfig) -> StageOutlook:
         if selection is not None and used
     }
     shape = model_shape(stage.model)
-    longest = _longest(stage, shape) if shape is not None else None
+    longest = _longest(stage, shape, sampled=uses["generator"]) if shape is not None else None
     training = stage.training
     return StageOutlook(
         config=stage,
@@ -68,18 +81,31 @@ def _stage(stage: StageConfig) -> StageOutlook:
         sequences=(training.batch_size or 1) * training.gradient_accumulation_steps,
         longest=longest,
         memory=_memory(stage, context, shape, longest),
-        staleness=0 if uses["generator"] else None,
+        staleness=getattr(stage.recipe.settings, "max_staleness", 0) if uses["generator"] else None,
     )
 
 
-def _longest(stage: StageConfig, shape: ModelShape) -> int:
-    """The model's window, or less where the recipe says ``max_length``."""
-    limit: int | None = getattr(stage.recipe.settings, "max_length", None)
-    return min(shape.window, limit or shape.window)
+def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest:
+    """The model's window, or less where the recipe or the sampler has a limit.
+
+    A config does not say how long its prompts are; what was sampled is prompt and completion
+    together, and these fit into the sampler's window.
+    """
+    limits = {"recipe.max_length": getattr(stage.recipe.settings, "max_length", None)}
+    if sampled and stage.generator is not None:
+        settings = stage.generator.settings
+        limits["generator.max_model_len"] = getattr(settings, "max_model_len", None)
+        engine = getattr(settings, "engine", {})
+        limits["generator.engine.max_model_len"] = engine.get("max_model_len")
+    known = {source: limit for source, limit in limits.items() if limit is not None}
+    source, tokens = min(known.items(), key=lambda item: item[1], default=("", shape.window))
+    if tokens < shape.window:
+        return Longest(tokens, source)
+    return Longest(shape.window, "the model's window")
 
 
 def _memory(
-    stage: StageConfig, context: BuildContext, shape: ModelShape | None, longest: int | None
+    stage: StageConfig, context: BuildContext, shape: ModelShape | None, longest: Longest | None
 ) -> Memory | str:
     """The trainer's own account of it."""
     if stage.trainer is None:
@@ -93,8 +119,8 @@ def _memory(
     loss = stage.loss.build(context) if stage.loss is not None else None
     workload = Workload(
         shape=shape,
-        tokens=(stage.training.batch_size or 1) * longest,
-        longest=longest,
+        tokens=(stage.training.batch_size or 1) * longest.tokens,
+        longest=longest.tokens,
         reference=loss is not None and "reference_logprobs" in loss.needs,
     )
     placed = replace(context, world_size=stage.trainer_placement.procs)

@@ -62,10 +62,46 @@ def test_what_the_quickstart_takes(run_forge: Any) -> None:
     sft, grpo = re.split(r"^stage ", result.stdout, flags=re.M)[1:]
     assert "trainer     torch, 1 replica of 1 rank" in sft
     assert "generator   torch, 1 replica of 1 rank" in sft  # for the held-out score
-    assert "step        256 sequences, each of at most 64 tokens" in sft
+    assert "step        256 sequences, each of at most 64 tokens (the model's window)" in sft
     assert "staleness" not in sft
     assert "step        512 sequences" in grpo
     assert "staleness   0 (strictly on-policy)" in grpo
+
+
+def test_how_stale_a_token_may_be(run_forge: Any) -> None:
+    result = run_forge("plan", "quickstart", "stages.grpo.recipe.max_staleness=2")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "staleness   2 (optimizer steps at most)" in result.stdout
+
+
+def test_a_small_model_is_told_in_mib(run_forge: Any) -> None:
+    result = run_forge("plan", "quickstart")
+    assert result.stdout.count("MiB of the trainer's fullest rank") == 2
+    sizes = [float(size) for size in re.findall(r"^    \w[\w ]+? +([\d.]+)", result.stdout, re.M)]
+    assert len(sizes) == 10
+    assert all(size > 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "longest"),
+    [
+        (["generator.max_model_len=16"], "16 tokens (generator.max_model_len)"),
+        (["generator.max_model_len=65"], "64 tokens (the model's window)"),
+        (["generator.use=vllm"], "64 tokens (the model's window)"),
+        (
+            ["generator.use=vllm", "generator.engine.max_model_len=24"],
+            "24 tokens (generator.engine.max_model_len)",
+        ),
+    ],
+)
+def test_what_is_sampled_fits_into_the_samplers_window(
+    run_forge: Any, overrides: list[str], longest: str
+) -> None:
+    result = run_forge("plan", "quickstart", *overrides)
+    assert (result.exit_code, result.stderr) == (0, "")
+    sft, grpo = re.split(r"^stage ", result.stdout, flags=re.M)[1:]
+    assert "64 tokens (the model's window)" in sft
+    assert f"step        512 sequences, each of at most {longest}" in grpo
 
 
 def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 The rule: a sample whose reward raises, returns no finite number, hangs past its deadline or takes
 two processes down gets the part's ``failure_reward`` and is counted. A part that fails on *every*
-episode of a call (two or more) fails the run: that is a bug and not a hard sample.
+episode of a call (of two tasks or more) fails the run: that is a bug and not a hard task. Where
+calls are of one task each, many of them in a row do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from forge_core.errors import RunFailed, UsageError
 from forge_core.processes.frames import dumps
 from forge_core.protocols import Runtime
 from forge_core.rewards.frames import PackedSample, pack
-from forge_core.rewards.judge import JudgeSettings, Unit, Verdicts, hopeless, judges
+from forge_core.rewards.judge import HOPELESS, JudgeSettings, Unit, Verdicts, hopeless, judges
 from forge_core.rewards.process import Result, log_tail
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.options import ServiceOptions
@@ -70,6 +71,7 @@ class RewardPool:
         self._closed = False
         self._calls = 0
         self._failures: Counter[str] = Counter()
+        self._streaks: dict[str, _Streak] = {}
         self._lost = 0
         self._retried = 0
         self._seconds = 0.0
@@ -166,7 +168,7 @@ class RewardPool:
             call.lost.update(verdicts.lost)
             call.retried += verdicts.retried
             for part in verdicts.lost:
-                if hopeless(call.lost[part], len(call.of(part))):
+                if call.many_tasks and hopeless(call.lost[part], len(call.of(part))):
                     raise self._hopeless(part, call)
 
     def _pickled_parts(self) -> bytes:
@@ -198,8 +200,16 @@ class RewardPool:
         causes = call.causes(part)
         failed, judged = causes.total(), len(call.samples)
         self._failures[part] += failed
-        if failed == judged > 1:
-            raise self._hopeless(part, call)
+        if failed == judged:
+            if call.many_tasks:
+                raise self._hopeless(part, call)
+            streak = self._streaks.setdefault(part, _Streak())
+            streak.calls += 1
+            streak.lost += call.lost[part]
+            if streak.hopeless:
+                raise self._hopeless(part, call, streak.calls)
+        else:
+            self._streaks.pop(part, None)
         retried = Counter(cause for name, cause in call.retried if name == part)
         if retried:
             self._tell("reward_retried", part, "died over", retried, judged)
@@ -215,16 +225,37 @@ class RewardPool:
         data = {"part": part, "failed": count, "episodes": judged, "causes": dict(causes)}
         self._on_event(kind, message, data)
 
-    def _hopeless(self, part: str, call: _Call) -> RunFailed:
+    def _hopeless(self, part: str, call: _Call, tasks: int = 1) -> RunFailed:
+        """The failure of the run by a part that fails on everything.
+
+        Args:
+            part: its name.
+            call: the last one.
+            tasks: as many in a row that it failed on, if each was a call of its own.
+        """
         causes = call.causes(part)
         (cause, _), *others = causes.most_common()
         first = "" if causes.total() == len(call.samples) else "the first "
         more = f" (and {len(others)} other cause{'s' * (len(others) > 1)})" if others else ""
+        what = f"{first}{causes.total()} of {len(call.samples)} episodes"
+        if tasks > 1:
+            what = f"every episode of {tasks} tasks in a row"
         return RunFailed(
-            f"reward {part!r} failed on {first}{causes.total()} of {len(call.samples)} episodes: "
-            f"{cause}{more}",
+            f"reward {part!r} failed on {what}: {cause}{more}",
             log_tail=log_tail(self._log),
         )
+
+
+@dataclass(slots=True)
+class _Streak:
+    """Calls in a row, of one task each, in which a part failed on every episode."""
+
+    calls: int = 0
+    lost: int = 0  # samples, as in a call
+
+    @property
+    def hopeless(self) -> bool:
+        return self.calls >= HOPELESS or (self.calls > 1 and self.lost >= HOPELESS)
 
 
 @dataclass(slots=True)
@@ -235,6 +266,11 @@ class _Call:
     results: dict[Unit, Result] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)  # samples, by part
     retried: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def many_tasks(self) -> bool:
+        """Whether more than one task is judged: what fails on all of one may be that task's."""
+        return len({sample.task.id for sample in self.samples}) > 1
 
     def samples_of(self, units: Sequence[Unit]) -> dict[int, PackedSample]:
         """The samples that units need, as the worker reads them."""

@@ -277,13 +277,13 @@ class Stage:
             max_staleness: of ``forge_core.replay.buffer.ReplayBuffer``.
         """
         if self._replay_buffer is None:
-            placement = self.config.replay_buffer_placement
+            placed = "replay_buffer" in placements(self.config)
             self._replay_buffer = await Service.start(
-                self.session.runtime if placement.own_processes else LocalRuntime(),
+                self.session.runtime if placed else LocalRuntime(),
                 replay_buffer(max_staleness),
                 replace(self.context, loss=None, transport=None),
                 name="replay_buffer",
-                placement=placement,
+                placement=self.config.replay_buffer_placement,
                 watchdog=self.session.watchdog,
                 on_event=self.session.broadcast.event,
             )

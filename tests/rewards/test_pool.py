@@ -10,6 +10,7 @@ import pytest
 
 from forge_core import Completion, Episode, RunFailed, Task, Turn, UsageError
 from forge_core.rewards import judge as judge_module
+from forge_core.rewards import pool as pool_module
 
 
 async def test_parts_are_kept_and_weighted(pool_of, part, episodes):
@@ -178,6 +179,30 @@ async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere
     scored = episodes("1", *["hang"] * 2)
     await pool.score(scored)
     assert [len(episode.failures) for episode in scored] == [0, 1, 1]
+
+
+async def test_a_hard_task_fails_nothing_and_many_in_a_row_do(pool_of, part, episodes, monkeypatch):
+    monkeypatch.setattr(pool_module, "HOPELESS", 3)
+    pool = pool_of({"math": part(failure_reward=-1.0)})
+
+    def group(*completions):
+        of_one_task = episodes(*completions)
+        for episode in of_one_task:
+            episode.task = of_one_task[0].task
+        return of_one_task
+
+    for _ in range(2):
+        scored = group("raise b", "raise b")
+        await pool.score(scored)
+        assert [episode.reward for episode in scored] == [-1.0, -1.0]
+    await pool.score(group("raise b", "1"))  # it works after all
+    for _ in range(2):
+        await pool.score(group("raise b", "raise b"))
+    with pytest.raises(RunFailed) as caught:
+        await pool.score(group("raise b", "raise b"))
+    assert str(caught.value) == (
+        "reward 'math' failed on every episode of 3 tasks in a row: ValueError: b"
+    )
 
 
 async def test_the_report_of_a_crash_brings_the_end_of_the_log(pool_of, part, episodes):

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+from typing import Any
+
 from forge_core.component import BuildContext
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 
 
-def bare_context() -> BuildContext:
-    """A build context of defaults: no model, no loss, no transport, seed 0."""
-    return BuildContext(
-        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-    )
+def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
+    """A build context of defaults, with a channel of its own: no loss, no transport, seed 0.
+
+    Args:
+        folder: of the model; None: no model.
+        changes: arguments of ``BuildContext`` in place of the defaults.
+    """
+    defaults = {
+        "model": ModelSection(path=folder),
+        "training": TrainingSection(),
+        "distributed": DistributedSection(),
+        "channel": f"test/{uuid.uuid4().hex}",
+    }
+    return BuildContext(**{**defaults, **changes})

@@ -197,8 +197,7 @@ def _episode(rng: random.Random, mean: float) -> Episode:
 
 
 def main() -> None:
-    from forge_core.component import BuildContext
-    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core.testing.context import bare_context
     from forge_core.trackers.components import ConsoleSettings, build_console
     from forge_core.trackers.jsonl import JsonlTracker
 
@@ -208,9 +207,7 @@ def main() -> None:
     parser.add_argument("--outcome", choices=("finished", "failed"), default="finished")
     parser.add_argument("--folder", type=Path, help="run folder; default: a temporary one")
     options = parser.parse_args()
-    context = BuildContext(
-        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-    )
+    context = bare_context()
     console = build_console(ConsoleSettings(view=options.view, interval=2.0), context)
     steps = sum(stage.steps or 0 for stage in STAGES)
     with tempfile.TemporaryDirectory() as temporary:

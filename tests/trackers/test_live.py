@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forge_core import BuildContext
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.testing.context import bare_context
 from forge_core.trackers.components import ConsoleSettings, build_console
 from forge_core.trackers.frame import frame
 from forge_core.trackers.history import MOST_POINTS, RunHistory
@@ -267,9 +266,7 @@ def test_a_pipe_gets_plain_lines_also_with_forced_colours(monkeypatch: pytest.Mo
 
 
 def test_the_setting_decides() -> None:
-    context = BuildContext(
-        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-    )
+    context = bare_context()
     assert isinstance(build_console(ConsoleSettings(view="live"), context), LiveView)
     assert isinstance(build_console(ConsoleSettings(view="plain"), context), PlainLog)
     assert isinstance(build_console(ConsoleSettings(), context), PlainLog)

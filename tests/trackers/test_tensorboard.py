@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, UsageError
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import UsageError
 from forge_core.run.records import RunInfo, StageInfo, StepRecord, Summary
+from forge_core.testing.context import bare_context
 from forge_core.trackers.components import TensorboardSettings, build_tensorboard
 from forge_core.trackers.tensorboard import FOLDER
 
-CONTEXT = BuildContext(
-    model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-)
+CONTEXT = bare_context()
 
 
 def scalars(folder: Path) -> Any:

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from forge_core import BuildContext, Component, Selection, Settings
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import Component, Selection, Settings
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Service
+from forge_core.testing.context import bare_context
 from forge_core.watchdog import Watchdog, caller
 
 
@@ -134,9 +134,7 @@ async def test_service_calls_register_themselves_also_when_they_block_the_loop(w
     component = Component(
         name="blocker", settings=BlockerSettings, build=build_blocker, summary="blocks"
     )
-    context = BuildContext(
-        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-    )
+    context = bare_context()
     service = await Service.start(
         LocalRuntime(),
         Selection(family="trainer", component=component, settings=BlockerSettings()),

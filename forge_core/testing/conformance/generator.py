@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,15 +28,12 @@ import pytest
 import torch
 
 from forge_core.component import BuildContext, Selection
-from forge_core.config.sections import (
-    DistributedSection,
-    ModelInit,
-    ModelSection,
-    TrainingSection,
-)
+from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.errors import DataError, ForgeError
 from forge_core.models.folder import load_model, materialize
 from forge_core.protocols import Generator, StreamingGenerator, Transport
+from forge_core.testing.context import bare_context
+from forge_core.testing.policies import distribution, forward, policy_init, with_noise
 from forge_core.types import Completion, Sampling, WeightManifest
 
 if TYPE_CHECKING:
@@ -69,22 +64,7 @@ class GeneratorConformance:
     opt_out: ClassVar[Mapping[str, str]] = {}
     """Test name -> why this generator cannot pass it. The only way to leave a test out."""
 
-    model_init: ClassVar[ModelInit] = ModelInit(
-        architecture="qwen3",
-        characters="0123456789+-*/=() abcdefgh",
-        config={
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "max_position_embeddings": WINDOW,
-            "tie_word_embeddings": True,
-            # Far from uniform, so that a wrong past or a wrong position shows.
-            "initializer_range": 0.3,
-        },
-    )
+    model_init: ClassVar[ModelInit] = policy_init(max_position_embeddings=WINDOW)
     """The model to sample from; its window must be ``WINDOW``, its vocabulary at least 20."""
 
     dtype: ClassVar[Any] = "float32"
@@ -138,24 +118,13 @@ class GeneratorConformance:
     @pytest.fixture
     def changed(self, model: PreTrainedModel) -> PreTrainedModel:
         """The same model with other weights."""
-        changed = copy.deepcopy(model)
-        noise = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for parameter in changed.parameters():
-                delta = torch.randn(parameter.shape, generator=noise)
-                parameter += 0.1 * delta.to(parameter.dtype)
-        return changed
+        return with_noise(model, seed=7)
 
     @pytest.fixture
     def context(self, folder: Path, transport: Selection[Transport]) -> BuildContext:
         """A build context with a channel of its own."""
-        return BuildContext(
-            model=ModelSection(path=folder, dtype=self.dtype),
-            training=TrainingSection(),
-            distributed=DistributedSection(),
-            channel=f"conformance/{uuid.uuid4().hex}",
-            transport=transport,
-        )
+        section = ModelSection(path=folder, dtype=self.dtype)
+        return bare_context(model=section, transport=transport)
 
     @pytest.fixture
     async def publisher(
@@ -500,33 +469,6 @@ class GeneratorConformance:
             assert abs(logprob - expected) <= self.logprob_tolerance, (
                 f"logprob of token {token} at {place} is {logprob}, not {expected}"
             )
-
-
-def distribution(logits: torch.Tensor, sampling: Sampling) -> dict[int, float]:
-    """Token -> logprob under ``sampling``, from its definition, in plain floats."""
-    greedy = sampling.temperature == 0
-    scaled = logits.double() / (1.0 if greedy else sampling.temperature)
-    ranked = sorted(enumerate(scaled.softmax(-1).tolist()), key=lambda item: -item[1])
-    if not greedy:
-        ranked = ranked[: sampling.top_k or None]
-        whole = sum(probability for _, probability in ranked)
-        reached, kept = 0.0, 0
-        while reached < sampling.top_p and kept < len(ranked):
-            reached += ranked[kept][1] / whole
-            kept += 1
-        ranked = ranked[:kept] if sampling.top_p < 1 else ranked
-    whole = sum(probability for _, probability in ranked)
-    probabilities = torch.tensor([probability / whole for _, probability in ranked])
-    return dict(
-        zip((token for token, _ in ranked), probabilities.double().log().tolist(), strict=True)
-    )
-
-
-def forward(model: PreTrainedModel, sequence: Sequence[int]) -> torch.Tensor:
-    """Logits after each token of a sequence, without a cache. [T, V]"""
-    with torch.no_grad():
-        logits: torch.Tensor = model(input_ids=torch.tensor([list(sequence)])).logits[0]
-    return logits.float()
 
 
 async def publish(end: Transport, version: int, model: PreTrainedModel) -> WeightManifest:

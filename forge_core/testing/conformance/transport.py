@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import signal
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -28,9 +27,9 @@ import pytest
 import torch
 
 from forge_core.component import BuildContext, Selection
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
+from forge_core.testing.context import bare_context
 
 Weights = dict[str, torch.Tensor]
 Target = Callable[[Selection[Transport], BuildContext, Connection], Coroutine[Any, Any, None]]
@@ -61,12 +60,7 @@ class TransportConformance:
     @pytest.fixture
     def context(self) -> BuildContext:
         """A build context with a channel of its own."""
-        return BuildContext(
-            model=ModelSection(),
-            training=TrainingSection(),
-            distributed=DistributedSection(),
-            channel=f"conformance/{uuid.uuid4().hex}",
-        )
+        return bare_context()
 
     @pytest.fixture
     async def writer(

@@ -16,6 +16,7 @@ from forge_core.config.sections import DistributedSection, ModelInit, ModelSecti
 from forge_core.models.folder import materialize
 from forge_core.models.shape import model_shape
 from forge_core.run.memory import Workload
+from forge_core.testing.context import bare_context
 from forge_core.testing.ranks import RankPool
 from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_8B
 from forge_sft.plugin import forge_losses
@@ -117,9 +118,8 @@ def test_offloaded_terms_move_to_the_host(model: ModelSection) -> None:
     assert shape is not None
     workload = Workload(shape=shape, tokens=1000, longest=100, reference=True)
     contexts = [
-        BuildContext(
+        bare_context(
             model=model,
-            training=TrainingSection(),
             distributed=DistributedSection(enable_cpu_offload=offload),
             world_size=2,
         )
@@ -133,12 +133,7 @@ def test_offloaded_terms_move_to_the_host(model: ModelSection) -> None:
 
 def test_what_saves_activations(model: ModelSection) -> None:
     def activations(**section: Any) -> int:
-        context = BuildContext(
-            model=model,
-            training=TrainingSection(),
-            distributed=DistributedSection(**section),
-            world_size=2,
-        )
+        context = bare_context(model=model, distributed=DistributedSection(**section), world_size=2)
         shape = model_shape(model)
         assert shape is not None
         workload = Workload(shape=shape, tokens=10_000, longest=100)

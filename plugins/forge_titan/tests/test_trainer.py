@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core import BuildContext, Selection
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import Selection
+from forge_core.config.sections import DistributedSection
 from forge_core.protocols import Trainer
 from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
+from forge_core.testing.context import bare_context
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
 
@@ -70,11 +71,7 @@ class TestTitan(TrainerConformance):
 
 
 async def test_no_forward_pass_is_larger_than_allowed(tiny_model: Path) -> None:
-    context = BuildContext(
-        model=ModelSection(path=tiny_model),
-        training=TrainingSection(),
-        distributed=DistributedSection(),
-    )
+    context = bare_context(tiny_model)
     selection = _selection(max_tokens_per_micro_batch=20)
     trainer, whole = selection.build(context), _selection().build(context)
     assert isinstance(trainer, TitanTrainer)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from forge_core import (
-    BuildContext,
     ConfigError,
     DataError,
     RunFailed,
@@ -22,13 +21,10 @@ from forge_core import (
     WeightManifest,
     WeightMismatch,
 )
-from forge_core.config.sections import (
-    DistributedSection,
-    ModelInit,
-    ModelSection,
-    TrainingSection,
-)
+from forge_core.config.sections import ModelSection
 from forge_core.models.folder import load_model, materialize
+from forge_core.testing.context import bare_context
+from forge_core.testing.policies import policy_init
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_torch.transports.memory import MemoryTransport
@@ -39,19 +35,8 @@ PROMPT = (3, 4, 5, 6)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": WINDOW,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.3,
-    }
-    section = ModelSection(init=ModelInit(config=config, characters="0123456789abcdef+-*/="))
-    return materialize(section, tmp_path_factory.mktemp("model") / "model", seed=1)
+    init = policy_init(max_position_embeddings=WINDOW)
+    return materialize(ModelSection(init=init), tmp_path_factory.mktemp("model") / "model", seed=1)
 
 
 @pytest.fixture
@@ -60,10 +45,8 @@ async def make(folder: Path) -> AsyncIterator[Callable[..., Any]]:
     made = []
 
     def build(**settings: Any) -> Any:
-        context = BuildContext(
-            model=ModelSection(path=folder),
-            training=TrainingSection(),
-            distributed=DistributedSection(),
+        context = bare_context(
+            folder,
             channel="test_generator_engine",
             transport=Selection(family="transport", component=MEMORY, settings=MemorySettings()),
         )
@@ -251,11 +234,7 @@ async def test_the_window_can_be_made_smaller_but_not_larger(make: Callable[...,
 
 
 async def test_what_cannot_be_had_is_an_error(folder: Path) -> None:
-    context = BuildContext(
-        model=ModelSection(path=folder),
-        training=TrainingSection(),
-        distributed=DistributedSection(),
-    )
+    context = bare_context(folder)
     settings = TorchGeneratorSettings(device="cpu")
     with pytest.raises(ConfigError, match="runs in one process, not in 2"):
         GENERATOR.build(settings, replace(context, world_size=2))

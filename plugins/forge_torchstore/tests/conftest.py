@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import cloudpickle
 import pytest
 
 from forge_core import BuildContext
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core.testing.context import bare_context
 from forge_torchstore import engine
 
 engine.load()
@@ -56,12 +55,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
 @pytest.fixture
 def context() -> BuildContext:
     """A build context with a channel of its own."""
-    return BuildContext(
-        model=ModelSection(),
-        training=TrainingSection(),
-        distributed=DistributedSection(),
-        channel=f"test/{uuid.uuid4().hex}",
-    )
+    return bare_context()
 
 
 def _children() -> set[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import uuid
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,15 +13,12 @@ import pytest
 import torch
 
 from forge_core import BuildContext, Completion, Sampling, Selection
-from forge_core.config.sections import (
-    DistributedSection,
-    ModelInit,
-    ModelSection,
-    TrainingSection,
-)
+from forge_core.config.sections import ModelSection
 from forge_core.errors import ConfigError, DataError, ReplicaDied
 from forge_core.models.folder import load_model, load_tokenizer, materialize
 from forge_core.protocols import Transport
+from forge_core.testing.context import bare_context
+from forge_core.testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_vllm.generator import VllmGenerator
 from forge_vllm.settings import GENERATOR, VllmSettings
@@ -34,32 +30,21 @@ Start = Callable[..., VllmGenerator]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    init = ModelInit(
-        architecture="qwen3",
-        characters="0123456789+-*/=() abcdefgh",
-        config={
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 512,
-            "initializer_range": 0.1,
-        },
+    init = policy_init(
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        initializer_range=0.1,
     )
     return materialize(ModelSection(init=init), tmp_path_factory.mktemp("m") / "model", seed=1)
 
 
 @pytest.fixture
 def context(folder: Path) -> BuildContext:
-    return BuildContext(
-        model=ModelSection(path=folder),
-        training=TrainingSection(),
-        distributed=DistributedSection(),
-        channel=f"modes/{uuid.uuid4().hex}",
-        transport=Selection(family="transport", component=MEMORY, settings=MemorySettings()),
-    )
+    transport = Selection(family="transport", component=MEMORY, settings=MemorySettings())
+    return bare_context(folder, transport=transport)
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
-from forge_core import BuildContext, Sampling
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import Sampling
 from forge_core.errors import ConfigError, DataError, RunFailed
+from forge_core.testing.context import bare_context
 from forge_vllm.sampling import check_sampling, completion, completion_part, sampling_params
 from forge_vllm.settings import VllmSettings, check_generator
 
@@ -114,8 +114,6 @@ def test_structured_outputs_are_of_vllms_own_class() -> None:
     ],
 )
 def test_options_that_are_refused_before_the_start(sampling: dict[str, Any], message: str) -> None:
-    context = BuildContext(
-        model=ModelSection(), training=TrainingSection(), distributed=DistributedSection()
-    )
+    context = bare_context()
     with pytest.raises(ConfigError, match=message):
         check_generator(VllmSettings(sampling=sampling), context)

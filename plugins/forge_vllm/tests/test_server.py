@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import socket
 import string
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-import torch
 
 from forge_core import (
     BuildContext,
@@ -28,17 +25,16 @@ from forge_core import (
     Forge,
     Sampling,
     Selection,
-    WeightManifest,
     WeightMismatch,
     hookimpl,
 )
-from forge_core.config.sections import (
-    DistributedSection,
-    ModelSection,
-    TrainingSection,
-)
+from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.models.folder import load_model, load_tokenizer, materialize
 from forge_core.protocols import ServingGenerator, Transport
+from forge_core.testing.context import bare_context
+from forge_core.testing.policies import Versions
+from forge_core.testing.runs import lines_of
+from forge_core.testing.shapes import tiny_shape
 from forge_torch.transports.components import MEMORY, SHM, MemorySettings, ShmSettings
 from forge_vllm.server import PolicyServer
 from forge_vllm.settings import GENERATOR, VllmSettings, check_generator
@@ -56,18 +52,9 @@ CHARACTERS = string.printable[:95]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with a chat template and far from uniform weights."""
-    config = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "max_position_embeddings": 1024,
-        "initializer_range": 0.3,
-    }
-    init = {"architecture": "qwen3", "config": config, "characters": CHARACTERS}
-    section = ModelSection.model_validate({"init": init})
+    shape = tiny_shape(head_dim=32, max_position_embeddings=1024, initializer_range=0.3)
+    init = ModelInit(config=shape, characters=CHARACTERS)
+    section = ModelSection(init=init)
     folder = materialize(section, tmp_path_factory.mktemp("model"), seed=1)
     tokenizer = load_tokenizer(folder)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
@@ -77,13 +64,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def context(folder: Path) -> BuildContext:
-    return BuildContext(
-        model=ModelSection(path=folder),
-        training=TrainingSection(),
-        distributed=DistributedSection(),
-        channel=f"server/{uuid.uuid4().hex}",
-        transport=Selection(family="transport", component=SHM, settings=ShmSettings()),
-    )
+    transport = Selection(family="transport", component=SHM, settings=ShmSettings())
+    return bare_context(folder, transport=transport)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -110,28 +92,9 @@ async def client(generator: ServingGenerator) -> AsyncIterator[openai.AsyncOpenA
         yield client
 
 
-class Versions:
-    """Publishes models with weights further and further from the first."""
-
-    def __init__(self, publisher: Transport, folder: Path) -> None:
-        self._publisher = publisher
-        self._model = load_model(folder)
-        self.last = 0
-
-    async def next(self, leave_out: str = "") -> WeightManifest:
-        self.last += 1
-        model = copy.deepcopy(self._model)
-        noise = torch.Generator().manual_seed(self.last)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
-        weights = [pair for pair in model.named_parameters() if pair[0] != leave_out]
-        return await self._publisher.publish(self.last, weights)
-
-
 @pytest.fixture(scope="module")
 def versions(publisher: Transport, folder: Path) -> Versions:
-    return Versions(publisher, folder)
+    return Versions(publisher, load_model(folder))
 
 
 async def spoken(generator: ServingGenerator, folder: Path) -> str:
@@ -192,7 +155,7 @@ async def test_weights_change_while_it_answers(
     await anext(aiter(stream))
     whole = asyncio.create_task(client.completions.with_raw_response.create(**long))
     await anext(aiter(stream))
-    manifest = await versions.next()
+    manifest = await versions.publish_next()
     assert await generator.update_weights(manifest) == manifest
     assert not whole.done(), "it was to be in flight during the update"
 
@@ -214,12 +177,12 @@ async def test_there_is_no_answer_from_half_loaded_weights(
 ) -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(WeightMismatch, match=name):
-        await generator.update_weights(await versions.next(leave_out=name))
+        await generator.update_weights(await versions.publish_next(leave_out=name))
     with pytest.raises(openai.InternalServerError, match=f"version {versions.last} failed") as no:
         await client.completions.create(prompt=PROMPT, **GREEDY)
     assert no.value.status_code == 503
 
-    await generator.update_weights(await versions.next())
+    await generator.update_weights(await versions.publish_next())
     answer = await client.completions.with_raw_response.create(prompt=PROMPT, **GREEDY)
     assert answer.headers["x-forge-policy-version"] == str(versions.last)
 
@@ -327,7 +290,7 @@ async def test_a_run_answers_while_it_trains(small_config: Config, tmp_path: Pat
     summary = Forge(plugins=[agent]).run(small_config)
     assert len(agent.versions) == summary.steps == 3
     assert agent.versions == sorted(set(agent.versions)), "each step has another version"
-    events = [json.loads(line) for line in (summary.folder / "events.jsonl").open()]
+    events = lines_of(summary.folder / "events.jsonl")
     (told,) = [event for event in events if event["kind"] == "address"]
     assert told["data"]["address"].startswith("http://127.0.0.1:")
     assert not (summary.folder / "addresses.json").exists()

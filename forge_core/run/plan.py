@@ -42,15 +42,16 @@ def early_context(stage: StageConfig) -> BuildContext:
 def placements(stage: StageConfig) -> dict[str, Placement]:
     """Service -> where its replicas go, for each that the stage has on the run's runtime.
 
-    Rewards have one only if ``reward_workers`` says so; else they live in the controller's process,
-    whatever the runtime.
+    Rewards and the replay buffer are there only if their sections say so; else they live in the
+    controller's process, whatever the runtime.
     """
-    rewards = stage.reward_placement
+    rewards, buffer = stage.reward_placement, stage.replay_buffer_placement
     there = {
         "trainer": (stage.trainer_placement, stage.trainer is not None),
         "generator": (stage.generator_placement, stage.generator is not None),
         "reference": (stage.reference_placement, stage.reference is not None),
         "rewards": (rewards, rewards.own_processes or rewards.replicas > 1),
+        "replay_buffer": (buffer, buffer.own_processes),
     }
     return {service: placement for service, (placement, used) in there.items() if used}
 

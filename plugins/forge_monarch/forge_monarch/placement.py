@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from forge_core import UsageError
+from forge_core import Placement, UsageError
+from forge_core.run.plan import placements
 from forge_monarch.settings import MonarchSettings
 
 if TYPE_CHECKING:
     from forge_core.config.resolve import RunConfig
 
-SERVICES = ("generator", "trainer", "reference")
-"""Services of a run that have replicas in a runtime."""
+SERVICES = {
+    "generator": "no generator is installed",
+    "trainer": "no trainer is installed",
+    "reference": "no stage has a section reference; without one the trainer holds the reference",
+    "rewards": "rewards live in the controller's process; reward_workers.isolate=true places them",
+    "replay_buffer": "the replay buffer lives in the controller's process; "
+    "replay_buffer.isolate=true places it",
+}
+"""Services that a run may have in a runtime, and why it has them not."""
 
 
 def check_placement(config: RunConfig) -> None:
     """Check a resolved config's placement over hosts, as far as it is known without reaching them.
 
     Raises:
-        UsageError: an unknown service or host, or processes that cannot be spread evenly.
+        UsageError: an unknown service or host, a service that no stage has, processes that cannot
+            be spread evenly, or more of them than GPUs.
     """
     settings = config.runtime.settings
     if not isinstance(settings, MonarchSettings):
         return
-    check_services(settings)
-    for stage in config.stages:
-        hosts_of(settings, "trainer", 0, stage.trainer_placement.procs)
-        hosts_of(settings, "generator", 0, stage.generator_placement.procs)
-        hosts_of(settings, "reference", 0, stage.reference_placement.procs)
-
-
-def check_services(settings: MonarchSettings) -> None:
-    """Raise ``UsageError`` for a service that no run has."""
+    stages = [placements(stage) for stage in config.stages]
     for service in settings.services:
         if service not in SERVICES:
             raise UsageError(
                 f"runtime.services.{service}: no such service; allowed: {', '.join(SERVICES)}"
-                f"{_near(service, SERVICES)}"
+                f"{_near(service, list(SERVICES))}"
+            )
+        if not any(service in stage for stage in stages):
+            raise UsageError(f"runtime.services.{service}: {SERVICES[service]}")
+    for stage in stages:
+        _check_stage(settings, stage)
+
+
+def _check_stage(settings: MonarchSettings, stage: dict[str, Placement]) -> None:
+    """Every replica finds its hosts, and its GPUs where it is known how many a host has."""
+    wanted: dict[str, Counter[str]] = {}
+    for service, placement in stage.items():
+        for index in range(placement.replicas):
+            hosts = hosts_of(settings, service, index, placement.procs)
+            if placement.with_gpus:
+                for host in hosts:
+                    wanted.setdefault(host, Counter())[service] += placement.procs // len(hosts)
+    there = settings.gpus_per_host()
+    for host, services in wanted.items():
+        if there is not None and services.total() > there:
+            shares = ", ".join(f"{count} with {service}" for service, count in services.items())
+            raise UsageError(
+                f"runtime: host {host!r} has {there} GPUs and would need {services.total()} "
+                f"({shares}; one for each of their procs)"
             )
 
 
@@ -68,6 +93,6 @@ def hosts_of(settings: MonarchSettings, service: str, index: int, procs: int) ->
     return [names[(first + offset) % len(names)] for offset in range(placement.span)]
 
 
-def _near(name: str, known: list[str] | tuple[str, ...]) -> str:
+def _near(name: str, known: list[str]) -> str:
     near = get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -75,7 +75,8 @@ class MonarchSettings(Settings):
     )
     services: Mapping[str, ServicePlacement] = Field(
         default_factory=dict,
-        description="service (generator, trainer, reference) -> where its replicas live",
+        description="service (generator, trainer, reference, rewards, replay_buffer) -> where its "
+        "replicas live",
     )
 
     hang_after: float = Field(
@@ -105,6 +106,18 @@ class MonarchSettings(Settings):
         if self.kubernetes is not None:
             return [f"pod{index}" for index in range(self.kubernetes.pods)]
         return [THIS_HOST]
+
+    def gpus_per_host(self) -> int | None:
+        """GPUs that each host has, where that is known before any is reached."""
+        if self.hosts:
+            return None
+        if self.slurm is not None:
+            return self.slurm.gpus_per_node
+        if self.kubernetes is not None:
+            return self.kubernetes.gpus_per_pod
+        from forge_core.runtimes.devices import visible_devices  # imports asyncio, which is slow
+
+        return len(visible_devices())
 
     def placement(self, service: str) -> ServicePlacement:
         """The service's placement, else the default one."""

@@ -9,6 +9,7 @@ import pytest
 from monarch.config import configured
 
 from forge_core import ConfigError, Forge, UsageError
+from forge_core.testing.runs import small_config
 from forge_monarch.causes import describe, failed_rank
 from forge_monarch.jobs import slurm_job
 from forge_monarch.placement import hosts_of
@@ -47,50 +48,98 @@ def test_a_replica_may_span_hosts() -> None:
     assert hosts_of(settings, "trainer", 0, 4) == ["a", "b"]
 
 
+def _refused(*overrides: str, **sections: Any) -> str:
+    """What the check of a config, before anything starts, refuses it for."""
+    runtime = {"use": "monarch", "hosts": HOSTS, **sections.pop("runtime", {})}
+    config = small_config(runtime=runtime, **sections)
+    with pytest.raises(UsageError) as refused:
+        Forge().check(config, overrides)
+    return str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("services", "problem"),
     [
         (
             {"generator": {"hosts": ["bb"]}},
-            r"runtime\.services\.generator\.hosts: no host 'bb'; there are: a, b, c "
-            r"\(did you mean b\?\)",
+            "runtime.services.generator.hosts: no host 'bb'; there are: a, b, c (did you mean b?)",
         ),
         (
             {"generatr": {"hosts": ["b"]}},
-            r"runtime\.services\.generatr: no such service; allowed: generator, trainer, reference "
-            r"\(did you mean generator\?\)",
+            "runtime.services.generatr: no such service; allowed: generator, trainer, reference, "
+            "rewards, replay_buffer (did you mean generator?)",
         ),
         (
             {"trainer": {"span": 4}},
-            r"runtime\.services\.trainer\.span: 4 hosts for each replica, but there are 3",
+            "runtime.services.trainer.span: 4 hosts for each replica, but there are 3",
         ),
         (
             {"trainer": {"span": 2}},
-            r"runtime\.services\.trainer\.span: 3 processes cannot be spread evenly over 2 hosts",
+            "runtime.services.trainer.span: 3 processes cannot be spread evenly over 2 hosts",
+        ),
+        (
+            {"reference": {"hosts": ["a"]}},
+            "runtime.services.reference: no stage has a section reference; without one the "
+            "trainer holds the reference",
+        ),
+        (
+            {"rewards": {"hosts": ["a"]}},
+            "runtime.services.rewards: rewards live in the controller's process; "
+            "reward_workers.isolate=true places them",
+        ),
+        (
+            {"replay_buffer": {"hosts": ["a"]}},
+            "runtime.services.replay_buffer: the replay buffer lives in the controller's process; "
+            "replay_buffer.isolate=true places it",
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_start(
-    services: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_what_cannot_work_is_refused_before_a_start(services: dict[str, Any], problem: str) -> None:
+    trainer = {"use": "titan", "procs": 3}
+    assert _refused(runtime={"services": services}, trainer=trainer) == problem
+
+
+@pytest.mark.parametrize(
+    ("service", "placed"),
+    [
+        ("reference", {"reference": {"use": "titan", "procs": 3}}),
+        ("rewards", {"reward_workers": {"isolate": True}}),
+        (
+            "replay_buffer",
+            {
+                "replay_buffer": {"isolate": True},
+                "recipe": {"use": "grpo", "group_size": 8, "max_staleness": 1},
+            },
+        ),
+    ],
+)
+def test_every_service_is_checked(service: str, placed: dict[str, Any]) -> None:
+    config = {"loss": {"use": "grpo", "kl_coef": 0.1}, **placed}
+    host, span = ({service: place} for place in ({"hosts": ["z"]}, {"span": 2}))
+    assert f"runtime.services.{service}.hosts: no host 'z'" in _refused(
+        runtime={"services": host}, **config
+    )
+    assert f"runtime.services.{service}.span: {3 if service == 'reference' else 1} process" in (
+        _refused(runtime={"services": span}, **config)
+    )
+
+
+def test_gpus_are_counted_where_the_scheduler_says_how_many_there_are() -> None:
+    slurm = {"nodes": 2, "gpus_per_node": 4}
     config = {
-        "runtime": {"use": "monarch", "hosts": HOSTS, "services": services},
-        "trainer": {"procs": 3},
-        "distributed": {"strategy": "none"},
-        "checkpointing": {"output_dir": str(tmp_path)},
+        "loss": {"use": "grpo", "kl_coef": 0.1},
+        "trainer": {"use": "titan", "procs": 4, "with_gpus": True},
+        "reference": {"use": "titan", "procs": 4, "with_gpus": True},
+        "generator": {"with_gpus": True},
+        "reward_workers": {"with_gpus": True},
     }
-    settings = Forge().resolve("quickstart", config).runtime.settings
-    assert isinstance(settings, MonarchSettings)
-    with pytest.raises(UsageError, match=problem):
-        _check(settings)
-
-
-def _check(settings: MonarchSettings) -> None:
-    from forge_monarch.placement import check_services
-
-    check_services(settings)
-    hosts_of(settings, "trainer", 0, 3)
-    hosts_of(settings, "generator", 0, 1)
+    services = {name: {"hosts": ["slurm0"]} for name in ("trainer", "rewards")} | {
+        name: {"hosts": ["slurm1"]} for name in ("reference", "generator")
+    }
+    assert _refused(runtime={"hosts": {}, "slurm": slurm, "services": services}, **config) == (
+        "runtime: host 'slurm0' has 4 GPUs and would need 5 (4 with trainer, 1 with rewards; one "
+        "for each of their procs)"
+    )
 
 
 def test_one_source_of_hosts(tmp_path: Path) -> None:

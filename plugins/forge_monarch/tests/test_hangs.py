@@ -20,7 +20,7 @@ from forge_core.testing.runs import Run, small_config
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
 
-HANG_AFTER = 3
+HANG_AFTER = 5.0
 
 
 class Busy:
@@ -41,11 +41,11 @@ async def test_a_native_call_that_holds_the_interpreter_is_no_hang(tmp_path: Pat
     spec = ReplicaSpec(
         name="generator", index=0, placement=Placement(), selection=busy, context=context
     )
-    runtime = MONARCH.build(MonarchSettings(hang_after=HANG_AFTER), context)
+    runtime = MONARCH.build(MonarchSettings(hang_after=2.0), context)
     try:
         replica = await runtime.spawn(spec)
         dead = asyncio.ensure_future(replica.wait_dead())
-        assert await replica.call("hold_the_lock", (4 * HANG_AFTER,), {}) != os.getpid()
+        assert await replica.call("hold_the_lock", (8,), {}) != os.getpid()
         assert not dead.done()
         dead.cancel()
     finally:

@@ -25,6 +25,5 @@ def forge_presets() -> Iterable[Preset]:
     for name, summary in (
         ("quickstart-titan", "the quickstart on TorchTitan, two ranks on the CPU"),
         ("llama3-8b-sft", "supervised fine-tuning of Llama 3.1 8B, eight GPUs of 80 GB"),
-        ("qwen3-8b-grpo", "GRPO on Qwen3 8B, four GPUs of 80 GB train and four sample"),
     ):
         yield Preset(name=name, path=PRESETS / f"{name}.yaml", summary=summary)

@@ -150,7 +150,7 @@ def test_what_saves_activations(model: ModelSection) -> None:
     ("preset", "config", "expected"),
     [
         ("llama3-8b-sft", LLAMA_31_8B, 8_030_261_248 / 8),
-        ("qwen3-8b-grpo", QWEN3_8B, 8_190_735_360 / 4),
+        ("qwen3-8b", QWEN3_8B, 8_190_735_360 / 4),
     ],
 )
 def test_gpu_presets_can_be_planned_without_weights(
@@ -165,7 +165,7 @@ def test_gpu_presets_can_be_planned_without_weights(
 
 
 def test_presets_resolve(run_forge: Any) -> None:
-    for preset in ("quickstart-titan", "llama3-8b-sft", "qwen3-8b-grpo"):
+    for preset in ("quickstart-titan", "llama3-8b-sft", "qwen3-8b"):
         result = run_forge("config", "show", preset)
         assert result.exit_code == 0, result.stderr
         assert "use: titan" in result.stdout

@@ -1,12 +1,17 @@
 """How fast weights travel: ``python benchmarks/transports.py``.
 
 Moves fp32 weights between two processes of this host (``memory``: within one) and compares the
-transports with TorchStore alone, with files in the memory file system and with a plain copy, in the
-same run:
+transports with TorchStore alone, with files on disk and with a plain copy, in the same run:
 
 - first put: publishing into fresh memory; put: the median of later ones, checksum included;
-- get: a fetch that clones every tensor; in place: a fetch that copies into existing tensors;
-- of a copy: a put and a get in place, against two plain copies into existing tensors.
+- get: a fetch into new tensors; in place: a fetch into existing tensors, as a generator does it;
+- both: a put and a get in place, the journey from the trainer's tensors into the generator's;
+- of a copy: the same journey against two plain copies into existing tensors.
+
+TorchStore alone is in the same layout of processes (one that puts, one that stores, one that gets),
+by its own ``put_state_dict`` and ``get_state_dict``, which go tensor by tensor, and by its ``put``
+and ``get`` of all tensors at a time; Forge is compared with the faster. Neither it nor the files
+take a checksum. Files are not synced: they are read from the page cache.
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
-from forge_core import WeightManifest
 from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
 from forge_torch.transports.memory import MemoryTransport
@@ -35,94 +40,120 @@ from forge_torch.transports.shm import ShmTransport
 from forge_torchstore import engine
 
 NAMES = {
-    "memory": "memory",
-    "shm": "shm",
-    "torchstore": "torchstore",
-    "alone": "TorchStore alone",
-    "files": "torch.save, torch.load(mmap)",
+    "memory": "`memory`",
+    "shm": "`shm`",
+    "torchstore": "`torchstore`",
+    "alone": "TorchStore alone, a state dict",
+    "alone_together": "TorchStore alone, all tensors at a time",
+    "torch_save": "files: torch.save, torch.load(mmap)",
+    "safetensors": "files: safetensors",
 }
 """What is measured, and what it is called in the table."""
 
-ON_MONARCH = ("torchstore", "alone")
+ON_MONARCH = ("torchstore", "alone", "alone_together")
 """Those whose other end is a process that Monarch starts."""
 
 Weights = list[tuple[str, torch.Tensor]]
 
 
 class Files:
-    """``torch.save`` and ``torch.load`` of whole files, for comparison. No checksum."""
+    """Whole files, for comparison. No checksum.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where they lie.
+        way: ``torch_save`` or ``safetensors``.
+    """
+
+    def __init__(self, folder: Path, way: str) -> None:
         self.folder = folder
+        self.way = way
 
-    async def publish(
-        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> WeightManifest:
-        torch.save(dict(weights), self.folder / str(version))
-        return WeightManifest(version, "", 0, 0)
+    async def publish(self, version: int, weights: Weights) -> None:
+        if self.way == "torch_save":
+            torch.save(dict(weights), self.folder / str(version))
+        else:
+            save_file(dict(weights), self.folder / str(version))
 
     async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        for item in torch.load(self.folder / str(version), mmap=True).items():
+        file = self.folder / str(version)
+        loaded = torch.load(file, mmap=True) if self.way == "torch_save" else load_file(file)
+        for item in loaded.items():
             yield item
 
     async def drop(self, version: int) -> None:
         (self.folder / str(version)).unlink(missing_ok=True)
-
-    async def versions(self) -> list[int]:
-        return sorted(int(file.name) for file in self.folder.iterdir())
 
     async def close(self) -> None:
         pass
 
 
 class Alone:
-    """TorchStore's own calls, with one storage process, for comparison. No checksum."""
+    """TorchStore's own calls, with one storage process, for comparison. No checksum.
 
-    def __init__(self, place: str) -> None:
-        self.store = f"alone-{Path(place).name}"
+    Args:
+        store: name of the store.
+        together: all tensors at a time; else one by one, as TorchStore does with a state dict.
+    """
 
-    async def publish(
-        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
-    ) -> WeightManifest:
+    def __init__(self, store: str, *, together: bool) -> None:
+        self.store = store
+        self.together = together
+
+    async def publish(self, version: int, weights: Weights) -> None:
         import torchstore
 
         if version == 0:
             await torchstore.initialize(store_name=self.store)
-        await torchstore.put_state_dict(dict(weights), f"{version}", store_name=self.store)
-        return WeightManifest(version, "", 0, 0)
+        if self.together:
+            client = await torchstore.client(self.store)
+            await asyncio.gather(*(client.put(f"{version}/{name}", t) for name, t in weights))
+        else:
+            await torchstore.put_state_dict(dict(weights), f"{version}", store_name=self.store)
 
-    async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    async def get(self, version: int, into: Weights) -> None:
+        """Fill the tensors."""
         import torchstore
 
-        client = await torchstore.client(self.store)
-        for name in await client.get(f"{version}/MAPPING"):
-            yield name, await client.get(f"{version}/{name}")
+        if self.together:
+            client = await torchstore.client(self.store)
+            await asyncio.gather(*(client.get(f"{version}/{name}", t) for name, t in into))
+        else:
+            await torchstore.get_state_dict(f"{version}", dict(into), store_name=self.store)
+
+    async def get_new(self, version: int, names: Iterable[str]) -> list[torch.Tensor]:
+        """Tensors of its own making."""
+        import torchstore
+
+        if self.together:
+            client = await torchstore.client(self.store)
+            return await asyncio.gather(*(client.get(f"{version}/{name}") for name in names))
+        state = await torchstore.get_state_dict(f"{version}", store_name=self.store)
+        return list(state.values())
 
     async def drop(self, version: int) -> None:
         import torchstore
 
         client = await torchstore.client(self.store)
-        for key in await client.keys():
-            if key.startswith(f"{version}/"):
-                await client.delete(key)
-
-    async def versions(self) -> list[int]:
-        raise NotImplementedError
+        for key in await client.keys(f"{version}/") if version >= 0 else ():
+            await client.delete(key)
 
     async def close(self) -> None:
         pass
 
 
-def make(way: str, place: str) -> Transport:
+End = Transport | Files | Alone
+
+
+def make(way: str, place: str) -> End:
     if way == "memory":
         return MemoryTransport(place)
     if way == "shm":
         return ShmTransport(place)
-    if way == "files":
-        return Files(Path(place))
+    if way in ("torch_save", "safetensors"):
+        return Files(Path(place), way)
     engine.load()
-    if way == "alone":
-        return Alone(place)
+    if way in ("alone", "alone_together"):
+        return Alone(f"alone-{Path(place).name}", together=way == "alone_together")
     from forge_torchstore.transport import TorchStoreTransport
 
     return TorchStoreTransport(place)
@@ -133,16 +164,22 @@ def make_weights(megabytes: int, tensors: int) -> Weights:
     return [(f"layer.{index}.weight", torch.randn(size)) for index in range(tensors)]
 
 
-async def get(end: Transport, version: int, into: Weights) -> tuple[float, float]:
+async def get(end: End, version: int, into: Weights) -> tuple[float, float]:
     """Seconds of a get and of a get in place; the second's result is checked by the caller."""
-    start = time.perf_counter()
-    copies = {name: tensor.clone() async for name, tensor in end.fetch(version)}
-    seconds = time.perf_counter() - start
-    del copies
     targets = dict(into)
     start = time.perf_counter()
-    async for name, tensor in end.fetch(version):
-        targets[name].copy_(tensor)
+    if isinstance(end, Alone):
+        copies: Any = await end.get_new(version, targets)
+    else:
+        copies = [tensor.clone() async for _, tensor in end.fetch(version)]
+    seconds = time.perf_counter() - start
+    del copies
+    start = time.perf_counter()
+    if isinstance(end, Alone):
+        await end.get(version, into)
+    else:
+        async for name, tensor in end.fetch(version):
+            targets[name].copy_(tensor)
     return seconds, time.perf_counter() - start
 
 
@@ -208,7 +245,7 @@ async def on_monarch(address: str, *arguments: Any) -> AsyncIterator[None]:
 
 async def measure(way: str, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each round: ``put``, ``get``, ``in place``."""
-    place = tempfile.mkdtemp(prefix="bench-", dir="/dev/shm")
+    place = tempfile.mkdtemp(prefix="bench-", dir=options.disk)
     if way == "memory":
         into = make_weights(options.megabytes, options.tensors)
         seconds = await rounds(way, place, options, None, into)
@@ -271,7 +308,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--tensors", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="at least 3; two are warm-up")
+    parser.add_argument("--disk", help="folder for the files; default: that of temporary files")
     options = parser.parse_args()
     torch.set_num_threads(1)
     copy = measure_copy(options)
@@ -281,22 +319,22 @@ def main() -> None:
         median, best = statistics.median(seconds), min(seconds)
         return f"{options.megabytes / median:,.0f} ({options.megabytes / best:,.0f})"
 
+    def journeys(seconds: dict[str, list[float]]) -> list[float]:
+        """Of each round: a put and a get in place. The second buffer is fresh too."""
+        return [p + g for p, g in zip(seconds["put"][2:], seconds["in place"][2:], strict=True)]
+
     print(f"{options.megabytes} MB of fp32 in {options.tensors} tensors; MB/s, median (best)")
-
-    def journey(seconds: dict[str, list[float]]) -> float:
-        """From tensors to tensors: a put and a get in place."""
-        return statistics.median(seconds["put"][2:]) + statistics.median(seconds["in place"][2:])
-
-    print("| way | first put | put | get | get in place | of a copy |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    print(f"| plain copy, one thread | | | {rate(copy['get'])} | {rate(copy['in place'])} | |")
+    print("| way | first put | put | get | get in place | both | of a copy |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(f"| plain copy, one thread | | | {rate(copy['get'])} | {rate(copy['in place'])} | | |")
     two_copies = 2 * statistics.median(copy["in place"])
     for way, seconds in rows.items():
         first = f"{options.megabytes / seconds['put'][0]:,.0f}"
-        later = [rate(values[2:]) for values in seconds.values()]  # the second buffer is fresh too
-        share = f"{two_copies / journey(seconds):.2f}"
+        later = [rate(values[2:]) for values in (*seconds.values(), [0, 0, *journeys(seconds)])]
+        share = f"{two_copies / statistics.median(journeys(seconds)):.2f}"
         print(f"| {NAMES[way]} | {first} | {' | '.join(later)} | {share} |")
-    ratio = journey(rows["alone"]) / journey(rows["torchstore"])
+    alone = min(statistics.median(journeys(rows[way])) for way in ("alone", "alone_together"))
+    ratio = alone / statistics.median(journeys(rows["torchstore"]))
     print(f"torchstore moves weights {ratio:.2f} times as fast as TorchStore alone")
     print(f"checksum alone: {rate(copy['put'])} MB/s")
 

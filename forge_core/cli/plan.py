@@ -42,7 +42,7 @@ def _show(stage: StageOutlook) -> None:
     config = stage.config
     click.echo(f"\nstage {config.name}: recipe {config.recipe.name}")
     for section, (name, placement) in stage.placements.items():
-        click.echo(f"  {section:<12}{name}, {_placement(placement)}")
+        click.echo(f"  {f'{section} ':<12}{name}{', ' if name else ''}{_placement(placement)}")
     longest = ""
     if stage.longest:
         longest = f", each of at most {stage.longest.tokens:,} tokens ({stage.longest.source})"
@@ -50,10 +50,8 @@ def _show(stage: StageOutlook) -> None:
     if stage.staleness is not None:
         how = "strictly on-policy" if stage.staleness == 0 else "optimizer steps at most"
         click.echo(f"  {'staleness':<12}{stage.staleness} ({how})")
-    if isinstance(stage.memory, str):
-        click.echo(f"  {'memory':<12}not known: {stage.memory}")
-    else:
-        _show_memory(stage.memory)
+    for section, memory in stage.memory.items():
+        _show_memory(section, memory)
 
 
 def _placement(placement: Placement) -> str:
@@ -61,12 +59,15 @@ def _placement(placement: Placement) -> str:
     return f"{replicas} of {placement.procs} rank{'' if placement.procs == 1 else 's'}"
 
 
-def _show_memory(memory: Memory) -> None:
+def _show_memory(section: str, memory: Memory | str) -> None:
+    if isinstance(memory, str):
+        click.echo(f"  {'memory':<12}of the {section} not known: {memory}")
+        return
     if memory.layout:
         click.echo(f"  {'ranks':<12}{memory.layout}")
     total = max(sum(memory.device.values()), sum(memory.host.values()))
     unit = "GiB" if total >= UNITS["GiB"] else "MiB"
-    click.echo(f"  {'memory':<12}{unit} of the trainer's fullest rank")
+    click.echo(f"  {'memory':<12}{unit} of the {section}'s fullest rank")
     for place, terms in (("device", memory.device), ("host", memory.host)):
         _show_terms(place, terms, memory.tokens, UNITS[unit])
 

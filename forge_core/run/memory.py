@@ -28,12 +28,14 @@ class Workload:
         tokens: most tokens of a micro-batch as the recipe hands it over, for all ranks.
         longest: most tokens of one sequence.
         reference: a frozen copy of the weights is kept for the KL term.
+        trained: False for a reference of its own, which is only asked for logprobs.
     """
 
     shape: ModelShape
     tokens: int
     longest: int
     reference: bool = False
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from forge_core.models.shape import FAMILIES, ModelShape, model_shape
 from forge_core.run.memory import Memory, Workload
-from forge_core.run.plan import check_components, early_context
+from forge_core.run.plan import check_components, check_reference, early_context, placements
 
 if TYPE_CHECKING:
-    from forge_core.component import BuildContext, Placement
+    from forge_core.component import Placement, Selection
     from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core.protocols import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,12 @@ class StageOutlook:
 
     Args:
         config: of the stage.
-        placements: section -> component's name and where its replicas go, for what the stage uses.
+        placements: service -> its components' names and where its replicas go, for those that the
+            stage uses.
         sequences: trained in an optimizer step.
         longest: what bounds a sequence; None without a known model.
-        memory: of the trainer's fullest rank, or why it is not known.
+        memory: of the fullest rank of the trainer, and of the reference where it is a service of
+            its own; or why it is not known.
         staleness: most optimizer steps between the weights that sample a token and those that it
             trains; None where nothing is sampled to train on.
     """
@@ -45,7 +48,7 @@ class StageOutlook:
     placements: dict[str, tuple[str, Placement]]
     sequences: int
     longest: Longest | None
-    memory: Memory | str
+    memory: dict[str, Memory | str]
     staleness: int | None
 
 
@@ -61,28 +64,41 @@ def outlook(config: RunConfig) -> list[StageOutlook]:
 def _stage(stage: StageConfig) -> StageOutlook:
     context = early_context(stage)
     check_components(stage)
+    loss = stage.loss.build(context) if stage.loss is not None else None
+    check_reference(stage, loss)
     requires = stage.recipe.build(context).requires
-    uses = {"trainer": "trainer" in requires, "generator": "generator" in requires}
+    sampled = "generator" in requires
     scored = stage.eval_dataset is not None and bool(stage.rewards)
-    placements = {
-        section: (selection.name, placement)
-        for section, selection, placement, used in (
-            ("trainer", stage.trainer, stage.trainer_placement, uses["trainer"]),
-            ("generator", stage.generator, stage.generator_placement, uses["generator"] or scored),
-        )
-        if selection is not None and used
-    }
+    uses = {"trainer": "trainer" in requires, "generator": sampled or scored}
     shape = model_shape(stage.model)
-    longest = _longest(stage, shape, sampled=uses["generator"]) if shape is not None else None
+    longest = _longest(stage, shape, sampled=sampled) if shape is not None else None
+    anchored = loss is not None and "reference_logprobs" in loss.needs
+    memory = {
+        "trainer": _memory(stage, "trainer", longest, reference=anchored and not stage.reference)
+    }
+    if stage.reference is not None:
+        memory["reference"] = _memory(stage, "reference", longest, trained=False)
     training = stage.training
     return StageOutlook(
         config=stage,
-        placements=placements,
+        placements={
+            service: (_components(stage, service), placement)
+            for service, placement in placements(stage).items()
+            if uses.get(service, True)
+        },
         sequences=(training.batch_size or 1) * training.gradient_accumulation_steps,
         longest=longest,
-        memory=_memory(stage, context, shape, longest),
-        staleness=getattr(stage.recipe.settings, "max_staleness", 0) if uses["generator"] else None,
+        memory=memory,
+        staleness=getattr(stage.recipe.settings, "max_staleness", 0) if sampled else None,
     )
+
+
+def _components(stage: StageConfig, service: str) -> str:
+    """Names of a service's components; none for what is the kernel's own."""
+    if service == "rewards":
+        return ", ".join(stage.rewards)
+    selection = getattr(stage, service, None)
+    return selection.name if selection is not None else ""
 
 
 def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest:
@@ -105,23 +121,31 @@ def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest
 
 
 def _memory(
-    stage: StageConfig, context: BuildContext, shape: ModelShape | None, longest: Longest | None
+    stage: StageConfig, section: str, longest: Longest | None, **work: bool
 ) -> Memory | str:
-    """The trainer's own account of it."""
-    if stage.trainer is None:
+    """A trainer's own account of it.
+
+    Args:
+        stage: whose it is.
+        section: that has the trainer.
+        longest: what bounds a sequence.
+        work: what else ``Workload`` says of it.
+    """
+    selection: Selection[Trainer] | None = getattr(stage, section)
+    if selection is None:
         return "no trainer is installed"
-    if stage.trainer.component.memory is None:
-        return f"trainer {stage.trainer.name} does not tell it"
+    if selection.component.memory is None:
+        return f"trainer {selection.name} does not tell it"
+    shape = model_shape(stage.model)
     if shape is None or longest is None:
         where = stage.model.path or stage.model.name or "model.path"
         families = ", ".join(FAMILIES)
         return f"{where}/config.json is not there, or not of a known architecture ({families})"
-    loss = stage.loss.build(context) if stage.loss is not None else None
     workload = Workload(
         shape=shape,
         tokens=(stage.training.batch_size or 1) * longest.tokens,
         longest=longest.tokens,
-        reference=loss is not None and "reference_logprobs" in loss.needs,
+        **work,
     )
-    placed = replace(context, world_size=stage.trainer_placement.procs)
-    return stage.trainer.component.memory(stage.trainer.settings, placed, workload)
+    context = replace(early_context(stage), world_size=placements(stage)[section].procs)
+    return selection.component.memory(selection.settings, context, workload)

@@ -74,8 +74,11 @@ def check_components(stage: StageConfig) -> None:
         procs = stage.reference_placement.procs
         try:
             stage.reference.check(replace(early_context(stage), world_size=procs))
-        except UsageError as error:
-            raise UsageError(f"reference: {error}") from error
+        except UsageError as error:  # it speaks of the trainer that it is
+            key = str(error)
+            own = key.startswith("trainer.")
+            key = f"reference.{key.removeprefix('trainer.')}" if own else f"reference: {key}"
+            raise UsageError(key) from error
 
 
 def check_transport(stage: StageConfig, runtime: str) -> None:

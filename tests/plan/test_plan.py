@@ -132,6 +132,59 @@ def test_the_reference_is_counted_when_the_loss_needs_it(run_forge: Any) -> None
     assert anchored.stdout.count("reference") == 1
 
 
+def test_a_reference_of_its_own_has_a_place_and_holds_weights_alone(run_forge: Any) -> None:
+    result = run_forge(
+        *("plan", "quickstart", "stages.grpo.loss.kl_coef=0.1", "stages.grpo.reference.use=titan"),
+        *("stages.grpo.reference.procs=2", "reward_workers.replicas=3"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    grpo = result.stdout.partition("stage grpo")[2]
+    assert "reference   titan, 1 replica of 2 ranks" in grpo
+    assert "rewards     exact_match, 3 replicas of 1 rank" in grpo
+    trainer, _, reference = grpo.partition("of the reference's fullest rank")
+    assert "    reference" not in trainer
+    terms = dict(re.findall(r"^    (\w[\w ]+?) +([\d.]+)", reference, re.M))
+    assert set(terms) == {"parameters", "activations", "gathered weights", "total on the device"}
+    parameters = re.search(r"parameters +([\d.]+)", trainer)
+    assert parameters is not None
+    assert float(terms["parameters"]) == pytest.approx(float(parameters[1]) / 2, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["stages.grpo.reference.use=torch"],
+            "reference: loss 'grpo' needs no reference logprobs (stage 'grpo')",
+        ),
+        (
+            ["stages.grpo.loss.kl_coef=0.1", "reference.use=torch"],
+            "reference: loss 'cross_entropy' needs no reference logprobs (stage 'sft')",
+        ),
+        (
+            [
+                "stages.grpo.loss.kl_coef=0.1",
+                "stages.grpo.reference.use=torch",
+                "stages.grpo.reference.procs=2",
+            ],
+            "reference.procs: trainer torch runs in one process, not 2",
+        ),
+        (
+            ["stages.grpo.loss.kl_coef=0.1", "stages.grpo.reference.procs=2"],
+            "no trainer is chosen; add stages.grpo.reference.use",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]])
+def test_a_reference_that_cannot_be_is_refused_before_a_start(
+    run_forge: Any, command: list[str], overrides: list[str], message: str
+) -> None:
+    result = run_forge(*command, "quickstart", *overrides)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
 def test_a_model_that_is_not_there_yet(run_forge: Any) -> None:
     result = run_forge("plan", "model.path=/nowhere/model")
     assert result.exit_code == 0

@@ -26,13 +26,16 @@ def trainer_memory(
     schedule = distributed.pipeline_parallel_schedule
     whole, layers = _fullest_rank(shape, degrees, schedule)
     weights = math.ceil(whole / (degrees.shard * degrees.context)) * stored
-    states = {"parameters": weights, "gradients": weights, "optimizer": 2 * weights}
+    states = {"parameters": weights}
+    if workload.trained:
+        states |= {"gradients": weights, "optimizer": 2 * weights}
     if workload.reference:
         states["reference"] = weights
     tokens = _tokens(workload, degrees, limit)
-    per_token = layers * layer_activations(shape, distributed.activation_checkpoint)
-    if distributed.activation_checkpoint != "none":
-        per_token += layer_activations(shape, "none")  # the one layer that is computed again
+    kept = layers if workload.trained else 0
+    per_token = kept * layer_activations(shape, distributed.activation_checkpoint)
+    if distributed.activation_checkpoint != "none" or not workload.trained:
+        per_token += layer_activations(shape, "none")  # the one layer that is being computed
     in_flight = degrees.pipeline  # micro-batches that 1F1B's first rank has begun at once
     working = {
         "activations": tokens * in_flight * per_token * computed // degrees.tensor

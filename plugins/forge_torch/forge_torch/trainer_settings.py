@@ -83,13 +83,18 @@ def check_trainer(settings: TorchTrainerSettings, context: BuildContext) -> None
 def trainer_memory(
     settings: TorchTrainerSettings, context: BuildContext, workload: Workload
 ) -> Memory:
-    """What training with AdamW holds in one process."""
+    """What training with AdamW holds in one process, or answering with logprobs alone."""
     shape = workload.shape
     size = 2 if context.model.dtype == "bfloat16" else 4
     mixed = context.distributed.precision == "bf16" and size == 4
     weights = shape.parameters * size
     limit = settings.max_tokens_per_micro_batch or workload.tokens
     tokens = min(workload.tokens, max(limit, workload.longest))
+    element = 2 if mixed else size
+    if not workload.trained:
+        layer = tokens * layer_activations(shape, "none") * element
+        activations = layer + head_activations(shape, tokens)
+        return Memory(device={"parameters": weights, "activations": activations}, tokens=tokens)
     checkpointing: Checkpointing = "full" if settings.gradient_checkpointing else "none"
     per_token = shape.layers * layer_activations(shape, checkpointing)
     if settings.gradient_checkpointing:
@@ -98,8 +103,7 @@ def trainer_memory(
         "parameters": weights,
         "gradients": weights,
         "optimizer": 2 * weights,
-        "activations": tokens * per_token * (2 if mixed else size)
-        + head_activations(shape, tokens),
+        "activations": tokens * per_token * element + head_activations(shape, tokens),
     }
     if mixed:
         device["bfloat16 weights"] = shape.parameters * 2

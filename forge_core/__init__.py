@@ -7,6 +7,7 @@ from forge_core.app import Forge
 from forge_core.component import (
     BuildContext,
     Component,
+    Location,
     Placement,
     Preset,
     Selection,
@@ -54,6 +55,7 @@ __all__ = [
     "Forge",
     "ForgeError",
     "Group",
+    "Location",
     "Message",
     "Placement",
     "PluginError",

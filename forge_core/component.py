@@ -33,6 +33,23 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where a trainer or generator has its weights, as its settings say.
+
+    Args:
+        cuda: on CUDA devices of the host.
+        own_process: in a process that the component starts itself, such as an engine's. ``build``
+            then waits for that long, and makes no use of the event loop: runtime ``local`` calls it
+            in a thread.
+        isolate: the default of the kernel's key ``isolate`` for it.
+    """
+
+    cuda: bool = False
+    own_process: bool = False
+    isolate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Component(Generic[T_co]):
     """One named implementation in a family.
 
@@ -48,6 +65,8 @@ class Component(Generic[T_co]):
             yet (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
+        location: for trainers and generators, module-level function ``(settings)`` that says where
+            their weights are; default: in host memory of the replica. Imports nothing heavy.
         one_process: for transports, whether all ends must live in the controller's process.
         serves: for generators, whether they are ``ServingGenerator``s (``forge_core.protocols``).
     """
@@ -58,6 +77,7 @@ class Component(Generic[T_co]):
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
+    location: Callable[[Any], Location] | None = None
     one_process: bool = False
     serves: bool = False
 
@@ -91,6 +111,12 @@ class Selection(Generic[T_co]):
     @property
     def name(self) -> str:
         return self.component.name
+
+    @property
+    def location(self) -> Location:
+        """Where the component has its weights."""
+        stated = self.component.location
+        return stated(self.settings) if stated is not None else Location()
 
     def build(self, context: BuildContext) -> T_co:
         """Make the component. Heavy imports happen here, and nowhere else."""

@@ -71,9 +71,9 @@ def default_layer() -> Layer:
     return _builtin(DEFAULTS, "default")
 
 
-def process_layer() -> Layer:
-    """What else is the default where an end of the transport lives in another process."""
-    return _builtin({"transport": {"use": "shm"}}, "default")
+def layout_layer(defaults: Mapping[str, Any]) -> Layer:
+    """What else is the default because of where trainer and generator live (``config.layout``)."""
+    return _builtin(defaults, "default")
 
 
 def recipe_layer(recipe: str, section_defaults: Mapping[str, Any]) -> Layer:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from forge_core.component import Placement, Selection
 from forge_core.config.effective import Provenance, effective_tree, provenance_of, to_yaml
-from forge_core.config.layers import Layer, default_layer, process_layer, recipe_layer
+from forge_core.config.layers import Layer, default_layer, layout_layer, recipe_layer
+from forge_core.config.layout import layout_defaults
 from forge_core.config.parse import SectionParser
 from forge_core.config.precedence import component_name, merged_sections, stage_names
 from forge_core.config.sections import (
-    KERNEL_KEYS,
     CheckpointingSection,
     DistributedSection,
     EvaluationSection,
@@ -202,10 +201,10 @@ def _stage_parser(
     stage: str | None,
     problems: list[str],
 ) -> SectionParser:
-    """The stage's sections over the defaults that its recipe has for them."""
+    """The stage's sections over the defaults that its recipe and its layout have for them."""
     sections = merged_sections(layers, stage, [])
     recipe = sections.get("recipe")
-    extra: list[Layer] = [process_layer()] if _in_other_processes(sections) else []
+    extra: list[Layer] = [layout_layer(layout_defaults(catalog, sections))]
     if isinstance(recipe, Table):
         try:
             component = catalog.get("recipe", component_name(recipe) or "")
@@ -221,24 +220,6 @@ def _stage_parser(
         merged_sections([builtin[0], *extra, *builtin[1:]], None, []),
         problems,
     )
-
-
-def _in_other_processes(sections: Mapping[str, Node]) -> bool:
-    """Whether generator or trainer live outside the controller's process."""
-    runtime = sections.get("runtime")
-    if isinstance(runtime, Table) and component_name(runtime) != "local":
-        return True
-    for section in ("generator", "trainer"):
-        node = sections.get(section)
-        if isinstance(node, Table):
-            kernel = KERNEL_KEYS[section]
-            given = {
-                key: plain(node.items[key]) for key in kernel.model_fields if key in node.items
-            }
-            with suppress(ValidationError):  # parsing the section reports it
-                if _placement(kernel.model_validate(given)).own_processes:
-                    return True
-    return False
 
 
 def _check_removals(merged: Sequence[Mapping[str, Node]], problems: list[str]) -> None:

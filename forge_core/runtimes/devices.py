@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,16 @@ def visible_devices() -> tuple[str, ...]:
         return tuple(name for name in names if name and name != "-1")
     count = sum(file.name.removeprefix("nvidia").isdigit() for file in Path("/dev").glob("nvidia*"))
     return tuple(str(index) for index in range(count))
+
+
+def computes_on_cuda(device: str) -> bool:
+    """Whether torch takes CUDA for ``device`` (``auto``, ``cpu`` or ``cuda``): it is a build that
+    knows CUDA, and there is a device. Torch is not imported."""
+    try:
+        cpu_build = importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        cpu_build = True
+    return device != "cpu" and not cpu_build and bool(visible_devices())
 
 
 class DeviceTable:

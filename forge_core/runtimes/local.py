@@ -2,12 +2,14 @@
 of their own on this host where the config asks for that.
 
 With objects a debugger steps through a whole run: no process, no thread and no task stands between
-a recipe and a component.
+a recipe and a component. Only what starts a process itself is built in a thread: an engine takes
+long, and the other replicas go on meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from forge_core.errors import ReplicaDied
@@ -72,7 +74,7 @@ class LocalRuntime:
         if spec.placement.own_processes:
             replica = await ProcessReplica.start(spec, self._devices.assign(spec))
         else:
-            replica = LocalReplica(ComponentHost.build(spec))
+            replica = LocalReplica(await _built(spec))
         self._replicas.append(replica)
         return replica
 
@@ -80,3 +82,15 @@ class LocalRuntime:
         """Close what no service has closed."""
         while self._replicas:
             await self._replicas.pop().stop()
+
+
+async def _built(spec: ReplicaSpec) -> ComponentHost:
+    if not spec.selection.location.own_process:
+        return ComponentHost.build(spec)
+    building = asyncio.ensure_future(asyncio.to_thread(ComponentHost.build, spec))
+    try:
+        return await asyncio.shield(building)
+    except asyncio.CancelledError:
+        with suppress(Exception):  # a thread cannot be stopped; what it has started is ended
+            await (await building).close()
+        raise

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Settings
+from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import PluginError
+from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory
 
@@ -85,11 +86,17 @@ def require_torchtitan() -> None:
         )
 
 
+def trainer_location(settings: TitanTrainerSettings) -> Location:
+    """On the device that the settings say."""
+    return Location(cuda=computes_on_cuda(settings.device))
+
+
 TRAINER: Component[TitanTrainer] = Component(
     name="titan",
     settings=TitanTrainerSettings,
     build=build_trainer,
     check=check_trainer,
     memory=trainer_memory,
+    location=trainer_location,
     summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
 )

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Settings
+from forge_core.component import BuildContext, Component, Location, Settings
+from forge_core.runtimes.devices import computes_on_cuda
 
 if TYPE_CHECKING:
     from forge_torch.generator.generator import TorchGenerator
@@ -40,9 +41,15 @@ def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> 
     return TorchGenerator(settings, context)
 
 
+def generator_location(settings: TorchGeneratorSettings) -> Location:
+    """On the device that the settings say."""
+    return Location(cuda=computes_on_cuda(settings.device))
+
+
 GENERATOR: Component[TorchGenerator] = Component(
     name="torch",
     settings=TorchGeneratorSettings,
     build=build_generator,
+    location=generator_location,
     summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
 )

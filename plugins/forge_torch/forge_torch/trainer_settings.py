@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Settings
+from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import UsageError
 from forge_core.run.memory import (
     Checkpointing,
@@ -15,6 +15,7 @@ from forge_core.run.memory import (
     head_activations,
     layer_activations,
 )
+from forge_core.runtimes.devices import computes_on_cuda
 
 if TYPE_CHECKING:
     from forge_torch.trainer.trainer import TorchTrainer
@@ -125,11 +126,17 @@ def build_trainer(settings: TorchTrainerSettings, context: BuildContext) -> Torc
     return TorchTrainer(settings, context)
 
 
+def trainer_location(settings: TorchTrainerSettings) -> Location:
+    """On the device that the settings say."""
+    return Location(cuda=computes_on_cuda(settings.device))
+
+
 TRAINER: Component[TorchTrainer] = Component(
     name="torch",
     settings=TorchTrainerSettings,
     build=build_trainer,
     check=check_trainer,
     memory=trainer_memory,
+    location=trainer_location,
     summary="Hugging Face causal language models in one process, on CPU or CUDA",
 )

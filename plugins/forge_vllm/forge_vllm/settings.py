@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Settings
+from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import ConfigError
-from forge_vllm.names import check_names, require_vllm
+from forge_core.runtimes.devices import visible_devices
+from forge_vllm.names import check_names, for_cpu, require_vllm
 
 if TYPE_CHECKING:
     from forge_vllm.generator import VllmGenerator
@@ -142,6 +143,21 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
     )
 
 
+def generator_location(settings: VllmSettings) -> Location:
+    """In the engine's process, where it has one: if the settings say so, serve, or there is a GPU.
+
+    A serving generator has a process of the runtime's besides: what it answers is on the event
+    loop, and a trainer's steps would hold that up.
+    """
+    serves, on_cpu = settings.serve is not None, for_cpu()
+    own_process = settings.engine_process
+    return Location(
+        cuda=not on_cpu and bool(visible_devices()),
+        own_process=serves or not on_cpu if own_process is None else own_process,
+        isolate=serves,
+    )
+
+
 def check_transport(context: BuildContext, cause: str) -> None:
     """Refuse a transport that does not reach an engine in a process of its own.
 
@@ -178,6 +194,7 @@ GENERATOR: Component[VllmGenerator] = Component(
     settings=VllmSettings,
     build=build_generator,
     check=check_generator,
+    location=generator_location,
     serves=True,
     summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
 )

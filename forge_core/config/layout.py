@@ -1,0 +1,72 @@
+"""What is the default because of where the two ends of the transport live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forge_core.component import Location, Placement
+from forge_core.config.precedence import component_name
+from forge_core.config.sections import KERNEL_KEYS, PlacementKeys
+from forge_core.config.tree import Node, Table, plain
+from forge_core.errors import PluginError
+
+if TYPE_CHECKING:
+    from forge_core.plugins.catalog import Catalog
+
+
+def layout_defaults(catalog: Catalog, sections: Mapping[str, Node]) -> dict[str, Any]:
+    """Sections as their defaults are for this layout of trainer and generator.
+
+    A component that asks for a process of its own gets one. Where an end of the transport lives
+    outside the controller's process, weights go through ``shm``; where both are on CUDA devices of
+    this host, through ``cuda_ipc``.
+
+    Args:
+        catalog: the installed components.
+        sections: of a stage, merged, over all other defaults. What is wrong in them is left to
+            those who parse them.
+    """
+    runtime = sections.get("runtime")
+    local = not isinstance(runtime, Table) or component_name(runtime) == "local"
+    ends = {
+        section: _end(catalog, section, node)
+        for section in ("trainer", "generator")
+        if isinstance(node := sections.get(section), Table)
+    }
+    defaults: dict[str, Any] = {
+        section: {"isolate": True} for section, end in ends.items() if end.location.isolate
+    }
+    if not local or any(end.apart for end in ends.values()):
+        on_cuda = local and len(ends) == 2 and all(end.location.cuda for end in ends.values())
+        defaults["transport"] = {"use": "cuda_ipc" if on_cuda else "shm"}
+    return defaults
+
+
+@dataclass(frozen=True)
+class _End:
+    """An end of the transport: where its component is, and whether outside the controller."""
+
+    location: Location
+    apart: bool
+
+
+def _end(catalog: Catalog, section: str, node: Table) -> _End:
+    values = plain(node)
+    location = Location()
+    with suppress(PluginError, ValidationError):
+        component = catalog.get(section, component_name(node) or "")
+        if component.location is not None:
+            kernel = KERNEL_KEYS[section].model_fields
+            own = {key: value for key, value in values.items() if key not in {"use", *kernel}}
+            location = component.location(component.settings.model_validate(own))
+    given = {key: values[key] for key in PlacementKeys.model_fields if key in values}
+    apart = location.own_process
+    with suppress(ValidationError):
+        keys = PlacementKeys.model_validate({"isolate": location.isolate, **given})
+        apart |= Placement(**dict(keys)).own_processes
+    return _End(location, apart)

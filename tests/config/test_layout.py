@@ -1,0 +1,119 @@
+"""What is the default because of where trainer and generator live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+
+from forge_core import BuildContext, Component, Location, Settings, hookimpl
+from forge_core.app import Forge
+from forge_core.config.resolve import RunConfig, resolve
+
+
+class Device(Settings):
+    """Where its weights are, as a component's settings would say it."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    engine: bool = False
+    serve: bool = False
+
+
+def location(settings: Device) -> Location:
+    return Location(
+        cuda=settings.device == "cuda", own_process=settings.engine, isolate=settings.serve
+    )
+
+
+def build(settings: Settings, context: BuildContext) -> Settings:
+    return settings
+
+
+class World:
+    @hookimpl
+    def forge_generators(self) -> Iterator[Component[Any]]:
+        yield Component(
+            name="torch", settings=Device, build=build, location=location, summary="somewhere"
+        )
+        yield Component(name="plain", settings=Settings, build=build, summary="says nothing")
+
+    @hookimpl
+    def forge_trainers(self) -> Iterator[Component[Any]]:
+        yield Component(
+            name="torch", settings=Device, build=build, location=location, summary="somewhere"
+        )
+
+    @hookimpl
+    def forge_transports(self) -> Iterator[Component[Any]]:
+        for name in ("memory", "shm", "cuda_ipc"):
+            yield Component(name=name, settings=Settings, build=build, summary=name)
+
+    @hookimpl
+    def forge_runtimes(self) -> Iterator[Component[Any]]:
+        yield Component(name="cluster", settings=Settings, build=build, summary="many hosts")
+
+    @hookimpl
+    def forge_recipes(self) -> Iterator[Component[Any]]:
+        yield Component(name="sft", settings=Settings, build=build, summary="imitation")
+
+
+@pytest.fixture
+def config() -> Callable[..., RunConfig]:
+    catalog = Forge([World()], discover=False).plugins.catalog
+
+    def call(*overrides: str) -> RunConfig:
+        return resolve(catalog, None, overrides, environ={})
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("overrides", "transport"),
+    [
+        # In one process.
+        ([], "memory"),
+        (["trainer.device=cuda", "generator.device=cuda"], "memory"),
+        # In several, of one host.
+        (["generator.isolate=true"], "shm"),
+        (["generator.engine=true"], "shm"),
+        (["generator.serve=true"], "shm"),
+        (["generator.serve=true", "generator.isolate=false"], "memory"),
+        (["trainer.procs=2", "trainer.device=cuda"], "shm"),
+        (["generator.engine=true", "generator.device=cuda"], "shm"),
+        # On its GPUs.
+        (["trainer.device=cuda", "generator.device=cuda", "generator.engine=true"], "cuda_ipc"),
+        (["trainer.device=cuda", "generator.device=cuda", "generator.with_gpus=true"], "cuda_ipc"),
+        (["trainer.device=cuda", "generator.use=plain", "generator.with_gpus=true"], "shm"),
+        # Of several hosts.
+        (["runtime.use=cluster", "trainer.device=cuda", "generator.device=cuda"], "shm"),
+        # The config's word counts.
+        (
+            [
+                "trainer.device=cuda",
+                "generator.device=cuda",
+                "generator.engine=true",
+                "transport.use=shm",
+            ],
+            "shm",
+        ),
+    ],
+)
+def test_the_transport_that_reaches_both_ends(
+    config: Callable[..., RunConfig], overrides: list[str], transport: str
+) -> None:
+    chosen = config(*overrides).stages[0].transport
+    assert chosen is not None
+    assert chosen.name == transport
+
+
+def test_a_component_can_ask_for_a_process_of_its_own(config: Callable[..., RunConfig]) -> None:
+    def isolated(*overrides: str) -> bool:
+        return config(*overrides).stages[0].generator_placement.isolate
+
+    assert not isolated()
+    assert isolated("generator.serve=true")
+    assert not isolated("generator.serve=true", "generator.isolate=false")
+    resolved = config("generator.serve=true")
+    assert resolved.tree["generator"]["isolate"] is True
+    assert resolved.provenance["generator.isolate"].layer == "default"

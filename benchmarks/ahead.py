@@ -7,8 +7,8 @@ of one thread each, so that two cores can work at once; the controller and the r
 what they need beside them. A figure is the mean over a run's steps after the first few, the ratio
 is that of the medians over the repeats, which alternate (above 1: sampling ahead is faster).
 
-With nothing but these two to wait for, the ratio cannot be above (generate + train) / max(generate,
-train); both are printed, as the synchronous run measured them.
+With nothing else to wait for, the ratio cannot be above (generate + train) / max(generate, train),
+as the synchronous run measures them; both are printed.
 
 Run it on an idle machine.
 """
@@ -25,7 +25,8 @@ from typing import Any
 
 from forge_core import Component, Forge, Settings, hookimpl
 
-PARTS = ("generate", "reward", "train", "publish")
+PARTS = ("generate", "reward", "wait", "train", "publish")
+"""Of a step; sampling ahead has `wait` (for the step's groups) in place of the first two."""
 
 
 class Sevens:
@@ -56,9 +57,9 @@ def main() -> None:
                 runs[side].append(measure(side, Path(folder), arguments))
     seconds = {side: median(run["step"] for run in runs[side]) for side in sides}
     for side in sides:
-        print(f"max_staleness {side}: {seconds[side]:.3f} s/step")
-    parts = {part: median(run[part] for run in runs[0]) for part in PARTS}
-    print("  synchronous: " + ", ".join(f"{part} {parts[part]:.3f} s" for part in PARTS))
+        parts = {part: median(run[part] for run in runs[side]) for part in PARTS}
+        listed = ", ".join(f"{part} {value:.3f}" for part, value in parts.items() if value)
+        print(f"max_staleness {side}: {seconds[side]:.3f} s/step ({listed})")
     ratio = seconds[0] / seconds[arguments.max_staleness]
     print(f"ratio {ratio:.2f}")
     if arguments.json:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import signal
 
-_KILLED = re.compile(r"Killed\(sig=(\d+)")
-_STOPPED = re.compile(r"exited with non-zero code (-?\d+)")
+# Two ways to say it each: of a process that ran, and of one that was still starting.
+_KILLED = re.compile(r"Killed(?:\(sig=| { signal: )(\d+)")
+_STOPPED = re.compile(r"(?:exited with non-zero code|Stopped { exit_code:) (-?\d+)")
 _RANK = re.compile(r"\{([^{}]*\d+/\d+[^{}]*)\}")
 _COORDINATE = re.compile(r"(\d+)/(\d+)")
 

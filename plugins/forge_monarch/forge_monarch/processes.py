@@ -59,7 +59,7 @@ class Processes:
         """Start them and build the component in each.
 
         Raises:
-            SupervisionError: one did not start.
+            SupervisionError, ActorError: one did not start.
             ReplicaDied: one died.
             Exception: what the component's ``build`` raised.
         """

@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import this_proc
+from monarch.actor import ActorError, this_proc
 
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.engine import leave_at_exit
@@ -57,7 +57,7 @@ class MonarchRuntime:
         processes = Processes(self._owner, str(next(self._keys)), seat, spec)
         try:
             ranks = await processes.start()
-        except SupervisionError as error:
+        except (SupervisionError, ActorError) as error:  # told to us, or to the owner
             death = await processes.death(str(error))
             await asyncio.shield(processes.end(kill=True))
             raise death from error

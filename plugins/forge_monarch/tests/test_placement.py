@@ -182,6 +182,8 @@ def test_reports_become_causes() -> None:
     assert describe(killed) == "was killed by SIGKILL"
     assert failed_rank(killed) == 2
     assert describe("stopped: no status received from process").startswith("does not answer")
+    starting = "ValueError: failed to configure: Ready(Terminal(Killed { signal: 9, core: false }))"
+    assert describe(starting) == "was killed by SIGKILL"
     assert failed_rank("no coordinates") is None
 
 

@@ -42,7 +42,7 @@ def test_they_learn_as_the_quickstart_does(
     run_forge_process: Any, tmp_path: Path, leftovers: Leftovers
 ) -> None:
     """The quickstart's two stages, the second cut short."""
-    short = ("stages.grpo.training.steps=200", "evaluation.interval=null")
+    short = ("stages.grpo.training.steps=150", "evaluation.interval=null")
     result = run_forge_process("run", "quickstart", *ENGINES, *short, timeout=3 * PATIENCE)
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
@@ -53,7 +53,7 @@ def test_they_learn_as_the_quickstart_does(
     assert scores["grpo", "before"] == scores["sft", "after"]
     assert scores["grpo", "after"] >= scores["sft", "after"] + 0.15
     steps = [row for row in lines_of(run / "metrics.jsonl") if row["stage"] == "grpo"]
-    assert len(steps) == 200
+    assert len(steps) == 150
     assert_sampled_by_the_weights_they_name(steps)
     assert_nothing_went_wrong(lines_of(run / "events.jsonl"))
     assert leftovers.found() == []
@@ -68,6 +68,8 @@ def test_two_replicas_and_two_ranks_that_share_the_model(
         "trainer.procs=2",
         "distributed.data_parallel_shard_degree=2",
         "training.steps=12",
+        "training.batch_size=128",
+        "sampling.max_tokens=1",  # a digit: often enough the right one
     )
     run.until_step(1)
     for rank in ("generator-0-rank0", "generator-1-rank0", "trainer-0-rank0", "trainer-0-rank1"):
@@ -77,22 +79,32 @@ def test_two_replicas_and_two_ranks_that_share_the_model(
     rows = run.lines("metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 13))
     assert_sampled_by_the_weights_they_name(rows)
-    episodes = run.lines("episodes.jsonl")
-    assert {episode["step"] for episode in episodes} == {row["step"] for row in rows}
-    for episode in episodes:  # each step's weights are a version of their own; prompts have none
-        assert set(episode["versions"]) == {-1, episode["step"] - 1}
+    # What a step trained is a version of its own, and what the next one samples from.
+    published = [row["trained_tokens"] > 0 for row in rows]
+    assert sum(published) >= 6
+    for episode in run.lines("episodes.jsonl"):
+        version = sum(published[: episode["step"] - 1])
+        assert set(episode["versions"]) == {-1, version}, "a prompt's tokens have none"
     assert_nothing_went_wrong(run.lines("events.jsonl"))
     assert leftovers.found() == []
 
 
-@pytest.mark.parametrize("ending", ["ctrl-C twice", "trainer killed", "controller killed"])
+@pytest.mark.parametrize(
+    "ending", ["SIGTERM", "ctrl-C twice", "trainer killed", "controller killed"]
+)
 def test_whatever_ends_them_nothing_is_left(
     ending: str, five: Callable[..., Run], leftovers: Leftovers
 ) -> None:
-    run = five("training.steps=100000")
-    run.until_step(2)
+    # Steps long enough for a second ctrl-C to come within the one that the first waits for.
+    run = five("training.steps=100000", "training.batch_size=1024")
+    run.until_step(1)
     leftovers.note_ports()
-    if ending == "ctrl-C twice":
+    if ending == "SIGTERM":
+        run.process.terminate()
+        assert run.end() == 130, run.printed
+        assert run.kinds()["checkpoint"] == 1
+        assert_nothing_went_wrong(run.lines("events.jsonl"))
+    elif ending == "ctrl-C twice":
         os.killpg(run.process.pid, signal.SIGINT)
         run.until(lambda: run.kinds()["stopping"])
         os.killpg(run.process.pid, signal.SIGINT)
@@ -110,6 +122,18 @@ def test_whatever_ends_them_nothing_is_left(
     assert leftovers.found() == []
 
 
+def test_ctrl_c_twice_while_they_start_leaves_nothing(
+    five: Callable[..., Run], leftovers: Leftovers
+) -> None:
+    run = five()
+    run.until(lambda: run.ranks("trainer"))
+    os.killpg(run.process.pid, signal.SIGINT)
+    run.until(lambda: run.kinds()["stopping"])
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130, run.printed
+    assert leftovers.found() == []
+
+
 def assert_sampled_by_the_weights_they_name(rows: list[dict[str, Any]]) -> None:
     """vLLM and TorchTitan compute the same logprob for every token of every step."""
     assert all(row["staleness/max"] == 0 for row in rows)
@@ -118,4 +142,4 @@ def assert_sampled_by_the_weights_they_name(rows: list[dict[str, Any]]) -> None:
 
 def assert_nothing_went_wrong(events: list[dict[str, Any]]) -> None:
     kinds = {event["kind"] for event in events}
-    assert not kinds & {"replica_died", "close_failed", "service_failed", "warning"}
+    assert not kinds & {"replica_died", "close_failed", "service_failed"}

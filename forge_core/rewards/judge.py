@@ -163,6 +163,7 @@ class Judge:
         except asyncio.CancelledError:
             process.kill()
             await asyncio.wait({future})
+            future.exception()  # seen: nobody waits for it
             raise
 
 

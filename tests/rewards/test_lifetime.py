@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,38 @@ async def test_a_cancelled_call_frees_its_worker(pool_of, part, episodes, tmp_pa
     scored = episodes("3")
     await pool.score(scored)
     assert scored[0].reward == 3.0
+
+
+def judges_of(episodes):
+    """Judge -> its reward process, of those that said who they are."""
+
+    def parent(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    said = [int(episode.reward) for episode in episodes]
+    return {parent(parent(pid)): pid for pid in said}
+
+
+async def test_a_killed_judge_costs_nothing(pool_of, part, episodes, until_gone):
+    """What it was judging is judged by another, or by itself once it is back."""
+    pool = pool_of({"a": part(deadline=60.0)}, replicas=2, isolate=True)
+    told = episodes("pid", "pid")
+    await pool.score(told)
+    for killed in (1, 2):
+        judges = dict(list(judges_of(told).items())[:killed])
+        scored = episodes(*["sleep 0.05"] * 40, "pid", "pid")
+        scoring = asyncio.ensure_future(pool.score(scored))
+        await asyncio.sleep(0.3)
+        for judge in judges:
+            os.kill(judge, signal.SIGKILL)
+        await scoring
+        assert [episode.reward for episode in scored[:40]] == [1.0] * 40
+        assert not any(episode.failures for episode in scored)
+        until_gone(*judges.values())
+        told = scored[40:]
+    assert pool.metrics()["calls"] == 2 + 42 + 42
+    assert [kind for kind, _ in pool.heard].count("replica_died") >= 2
+    assert "reward_failed" not in {kind for kind, _ in pool.heard}
 
 
 class LockedSettings(Settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -181,3 +182,12 @@ async def test_the_process_is_left_as_it_was(start: Start) -> None:
     await start().close()
     assert (random.random(), torch.rand(1).item()) == wanted
     assert torch.set_num_threads is set_num_threads
+    assert gc.get_freeze_count() == 0
+
+
+async def test_it_starts_beside_an_imported_flask(start: Start) -> None:
+    import flask  # Monarch's dashboard brings it along
+
+    with pytest.raises(RuntimeError, match="outside of application context"):
+        vars(flask.current_app)
+    assert await start().generate(PROMPT, Sampling(max_tokens=1))

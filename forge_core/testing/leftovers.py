@@ -60,8 +60,14 @@ class Leftovers:
         return found
 
     def _unheld_segments(self) -> set[str]:
-        """Files in shared memory that are new and belong to no process that runs."""
-        new = _segments() - self._before
+        """Files in shared memory that are new and belong to no process or other run."""
+        runs = [run.name for run in self._folder.glob("**/runs/*")]
+        new = {
+            segment
+            for segment in _segments() - self._before
+            if not segment.startswith(f"{SHARED_MEMORY}/forge-")
+            or any(run in segment for run in runs)
+        }
         if new:
             for process in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):

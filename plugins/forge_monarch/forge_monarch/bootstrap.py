@@ -15,6 +15,8 @@ import secrets
 import signal
 import socket
 import sys
+import time
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -24,6 +26,9 @@ MODULE = "forge_monarch.bootstrap"
 
 END = "FORGE_MONARCH_END"
 """Variable of the inner process: the name that the outer one tells its end under."""
+
+KILL_LIMIT = 2.0
+"""Seconds that killed processes get to be gone; one that waits for a device may take longer."""
 
 _MONARCHS = "monarch._src.actor.bootstrap_main"
 """What Monarch runs in a process of its own."""
@@ -61,14 +66,15 @@ def _stand_by(inner: int, listener: socket.socket) -> NoReturn:
     """Wait for the inner process; end as it does."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        _kill_group(inner)
+        os.kill(inner, signal.SIGKILL)
 
     _lead(inner)
     signal.signal(signal.SIGTERM, terminate)
     die_with_parent(signal.SIGTERM)
     # Until it is waited for, nothing else can have its number.
     end = os.waitid(os.P_PID, inner, os.WEXITED | os.WNOWAIT)
-    _kill_group(inner)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    kill_group(inner)
     os.waitpid(inner, 0)
     assert end is not None
     if end.si_code == os.CLD_EXITED:
@@ -88,9 +94,32 @@ def _lead(inner: int) -> None:
         os.setpgid(inner, inner)
 
 
-def _kill_group(inner: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(inner, signal.SIGKILL)
+def kill_group(leader: int) -> None:
+    """Kill all processes of a group but Python's resource trackers: each of those ends by itself
+    after the processes that it serves, when it has removed what they named in shared memory."""
+    deadline = time.monotonic() + KILL_LIMIT
+    while (members := _members(leader)) and time.monotonic() < deadline:
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        time.sleep(0.005)  # and look again: they may have started more
+
+
+def _members(leader: int) -> list[int]:
+    """Those that run, without resource trackers."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return []
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) != leader or state in "ZX":
+                continue
+            if b"multiprocessing.resource_tracker" not in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
 
 
 def _tell(listener: socket.socket, code: int) -> None:

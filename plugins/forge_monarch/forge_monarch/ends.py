@@ -8,8 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-GONE_LIMIT = 2.0
-"""Seconds that killed processes get to be gone."""
+from forge_monarch.bootstrap import KILL_LIMIT, kill_group
 
 
 async def kill_groups(groups: Sequence[int]) -> None:
@@ -18,13 +17,16 @@ async def kill_groups(groups: Sequence[int]) -> None:
     Args:
         groups: each led by one of the processes, and named by its id. What is gone is left alone.
     """
-    for group in groups:
+    for leader in groups:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+            os.kill(leader, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GONE_LIMIT):
+        async with asyncio.timeout(KILL_LIMIT):
             while any(map(_is_there, groups)):
                 await asyncio.sleep(0.01)
+    for leader in groups:
+        # Its outer process has done so, unless that was killed itself.
+        await asyncio.to_thread(kill_group, leader)
 
 
 async def first_end(names: Sequence[str]) -> tuple[int, int | None]:

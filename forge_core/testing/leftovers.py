@@ -10,6 +10,9 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 
+_CHANNELS = f"{SHARED_MEMORY}/forge-"
+"""Begins the path of what transports keep there; the run's name follows."""
+
 _LISTENS = "0A"
 """State of a listening socket in ``/proc/net/tcp``."""
 

@@ -52,7 +52,8 @@ def describe_end(code: int | None) -> str:
     if code is None:
         return "has ended"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code}"
 
 

@@ -64,6 +64,12 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
+def scores_of(folder: Path) -> dict[tuple[str, str], float]:
+    """Held-out scores of a finished run: (stage, moment) -> score, as in ``("sft", "after")``."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {(each["stage"], each["moment"]): each["score"] for each in summary["evaluations"]}
+
+
 def until(condition: Callable[[], object], limit: float = PATIENCE) -> None:
     """Wait until the condition holds, for at most ``limit`` seconds."""
     deadline = time.monotonic() + limit

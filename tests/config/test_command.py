@@ -120,12 +120,18 @@ def test_without_presets(
     assert run_forge("presets", app=forge_app()).stdout == "no plugin ships a preset\n"
 
 
-HEAVY = ("torch", "transformers", "vllm", "datasets", "safetensors", "tensorboard")
+HEAVY = (
+    *("torch", "transformers", "safetensors", "datasets", "tensorboard"),
+    *("vllm", "torchtitan", "monarch", "torchstore"),
+)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--help"],
+        ["plugins"],
+        ["plugins", "--json"],
         ["config", "show", str(Path(__file__).parent / "getting_started.yaml")],
         ["config", "explain", "trainer.lr"],
         ["config", "schema"],

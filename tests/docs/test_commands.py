@@ -53,26 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that the package of ``docs/writing-a-plugin.md`` was installed into by pip."""
-    guide = (ROOT / "docs" / "writing-a-plugin.md").read_text()
-    package = tmp_path_factory.mktemp("acme-forge")
-    for name, text in re.findall(r"^```\w+ title=(\S+)\n(.*?)^```$", guide, re.M | re.S):
-        (package / name).write_text(text)
-    target = tmp_path_factory.mktemp("site-packages")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", target, package], check=True
-    )
-    return target
-
-
 @pytest.fixture
-def run_documented(folder: Path, acme: Path) -> Callable[[list[str]], Any]:
+def run_documented(folder: Path, installed_guide: Path) -> Callable[[list[str]], Any]:
     def run(arguments: list[str]) -> Any:
         return run_as_process(
-            *arguments, cwd=folder, python_path=[acme], environ=SMALL, timeout=180
+            *arguments, cwd=folder, python_path=[installed_guide], environ=SMALL, timeout=180
         )
 
     return run

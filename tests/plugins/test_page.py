@@ -9,8 +9,6 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "vllm", "torchtitan", "monarch", "torchstore", "datasets")
-
 
 def test_health_causes_components_and_conflicts_are_shown(install, run_forge):
     install("good", "import_error", "wrong_version", "conflict")
@@ -84,21 +82,6 @@ def test_a_page_on_a_narrow_terminal_folds_and_loses_nothing(monkeypatch, capsys
     shown = "".join(capsys.readouterr().out.split())
     assert shown.count("word") == 20
     assert shown.count("x") == 60
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["plugins"], ["plugins", "--json"]])
-def test_nothing_heavy_is_imported(arguments):
-    code = (
-        "import sys\n"
-        "from forge_core.cli import main\n"
-        f"code = main({arguments!r})\n"
-        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "sys.exit(code or ' '.join(heavy) or 0)\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins"]])

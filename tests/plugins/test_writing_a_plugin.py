@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,33 +15,10 @@ from forge_core.config.sections import DistributedSection, ModelSection, Trainin
 from forge_core.protocols import Generator, Loss, Reward
 from forge_core.testing.command import run_as_process
 
-GUIDE = Path(__file__).parents[2] / "docs" / "writing-a-plugin.md"
-FILE = re.compile(r"^```\w+ title=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory) -> Path:
-    """Folder with the files of the guide."""
-    folder = tmp_path_factory.mktemp("acme-forge")
-    for name, text in FILE.findall(GUIDE.read_text(encoding="utf-8")):
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def installed(package, tmp_path_factory) -> Path:
-    """Folder that pip installed the package into."""
-    target = tmp_path_factory.mktemp("site-packages")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", target, package], check=True
-    )
-    return target
-
 
 @pytest.fixture
-def acme_forge(package, monkeypatch):
-    monkeypatch.syspath_prepend(package)
+def acme_forge(guide_package, monkeypatch):
+    monkeypatch.syspath_prepend(guide_package)
     yield importlib.import_module("acme_forge")
     del sys.modules["acme_forge"]
 
@@ -52,8 +27,8 @@ def component(module, family: str, name: str):
     return Forge(plugins=[module], discover=False).plugins.catalog.get(family, name)
 
 
-def test_the_installed_package_is_listed(installed, tmp_path):
-    result = run_as_process("plugins", "--json", cwd=tmp_path, python_path=[installed])
+def test_the_installed_package_is_listed(installed_guide, tmp_path):
+    result = run_as_process("plugins", "--json", cwd=tmp_path, python_path=[installed_guide])
     page = json.loads(result.stdout)
     assert {
         "name": "acme",
@@ -66,10 +41,10 @@ def test_the_installed_package_is_listed(installed, tmp_path):
     assert brought == [("generator", "plain"), ("loss", "keep_good"), ("reward", "concise")]
 
 
-def test_its_own_tests_pass(package, installed):
+def test_its_own_tests_pass(guide_package, installed_guide):
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", package],
-        cwd=package,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", guide_package],
+        cwd=guide_package,
         capture_output=True,
         text=True,
         check=False,

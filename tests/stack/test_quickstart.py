@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forge_core.testing.runs import scores_of
 
 
 @pytest.mark.slow
@@ -14,8 +15,7 @@ def test_a_model_learns(run_forge_process: Any, tmp_path: Path) -> None:
     result = run_forge_process("run", "quickstart", timeout=1200)
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    evaluations = json.loads((run / "summary.json").read_text())["evaluations"]
-    scores = {(score["stage"], score["moment"]): score["score"] for score in evaluations}
+    scores = scores_of(run)
     assert scores["sft", "before"] < 0.1
     assert 0.3 < scores["sft", "after"] <= 0.65
     assert scores["grpo", "after"] >= 0.90

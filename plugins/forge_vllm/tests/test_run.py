@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from forge_core.testing.runs import Run, lines_of
+from forge_core.testing.runs import Run, lines_of, scores_of
 
 Config = dict[str, Any]
 
@@ -37,8 +37,7 @@ def test_a_model_learns(run_forge_process: Any, tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    evaluations = json.loads((run / "summary.json").read_text())["evaluations"]
-    scores = {(score["stage"], score["moment"]): score["score"] for score in evaluations}
+    scores = scores_of(run)
     assert scores["sft", "before"] < 0.1
     assert 0.3 < scores["sft", "after"] <= 0.65
     assert scores["grpo", "after"] >= scores["sft", "after"] + 0.15

@@ -82,7 +82,8 @@ class VllmSettings(Settings):
         None,
         description="an OpenAI-compatible address of the policy: vLLM's server arguments "
         "(FrontendArgs) by its own names, such as host, port (0: a free one), api_key, "
-        "tool_call_parser; replica i listens on port + i; null: no address",
+        "tool_call_parser; replica i listens on port + i, from a process of its own (isolate); "
+        "null: no address",
     )
     pause: Literal["keep", "wait", "abort"] = Field(
         "keep",

@@ -7,9 +7,10 @@ reader's tensors are the publisher's memory. The memory dies with its process, a
 are not there.
 
 vLLM's own ``ipc`` weight transfer hands out the same handles, but the trainer drives it: it calls
-into each engine, names and shapes first, and its memory is in use until every engine has answered.
-Here versions are published once whoever reads them, which keeps the contract: any trainer, any
-generator, a checksum of what was loaded, and readers that come late (a replica started again).
+into each engine, names and shapes first, and its memory is in use until every engine has answered;
+a worker finds handles of its own GPU alone, and does not say what it loaded. Here versions are
+published once whoever reads them, which keeps the contract: any trainer, any generator, any GPU, a
+checksum of what was loaded, and readers that come late (a replica started again).
 """
 
 from __future__ import annotations

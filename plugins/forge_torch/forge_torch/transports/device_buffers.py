@@ -25,7 +25,11 @@ class SharedMemory(Protocol):
         ...
 
     def export(self, buffer: torch.Tensor) -> str:
-        """A handle for other processes of this host."""
+        """A handle for other processes of this host.
+
+        Raises:
+            RunFailed: the device shares no memory between processes.
+        """
         ...
 
     def open(self, handle: str) -> torch.Tensor:
@@ -48,7 +52,10 @@ class CudaMemory:
         return torch.empty(size, dtype=torch.uint8, device=like.device if like.is_cuda else "cuda")
 
     def export(self, buffer: torch.Tensor) -> str:
-        _, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
+        try:
+            _, arguments = reduce_tensor(buffer)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise _failed("share device memory with other processes", error) from error
         return base64.b64encode(pickle.dumps(arguments)).decode()
 
     def open(self, handle: str) -> torch.Tensor:
@@ -58,16 +65,20 @@ class CudaMemory:
         try:
             opened: torch.Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            [line, *_] = [*str(error).splitlines(), ""]
-            raise RunFailed(
-                f"cannot open the trainer's device memory ({line}): the GPUs have no peer access, "
-                "or the processes are not of one host; use --transport shm",
-                component="transport cuda_ipc",
+            raise _failed(
+                "open the trainer's device memory (the GPUs have no peer access, or the processes "
+                "are not of one host)",
+                error,
             ) from error
         return opened
 
     def wait(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
+
+
+def _failed(what: str, error: RuntimeError) -> RunFailed:
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return RunFailed(f"cannot {what}: {line}; use --transport shm", component="transport cuda_ipc")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

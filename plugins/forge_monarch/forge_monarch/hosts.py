@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
+import itertools
 import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
-from monarch.actor import attach_to_workers, enable_transport, this_host
+from monarch.actor import ActorError, attach_to_workers, enable_transport, this_host
+from monarch.config import configure
 
-from forge_core import RunFailed, UsageError
+from forge_core import ForgeError, RunFailed, UsageError
 from forge_core.processes.child import Child
-from forge_core.runtimes.devices import DeviceTable, visible_devices
+from forge_core.runtimes.devices import DeviceTable
 from forge_core.services.spec import ReplicaSpec
+from forge_monarch.addresses import knock, own_address, split
 from forge_monarch.ends import first_end, kill_groups
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.settings import THIS_HOST, MonarchSettings
-from forge_monarch.warden import Warden
+from forge_monarch.warden import HostFacts, Warden
+
+LISTEN_LIMIT = 10.0
+"""Seconds a worker may take to listen, as one that was started with the run."""
 
 CONNECT_LIMIT = 30.0
 """Seconds a host may take to answer for the first time."""
 
 ANSWER_LIMIT = 3.0
-"""Seconds a host may take to kill processes, or to be left; one that is cut off never does."""
+"""Seconds a host may take to answer later, to kill processes, or to be left; one that is cut off
+never does."""
+
+RETURN_LIMIT = 3600.0
+"""Seconds in which a host that was cut off may come back: Monarch does not connect again to an
+address that it has once given up, by default after 30 s."""
 
 TRUST = "trust_all_connections"
 
@@ -41,48 +50,49 @@ class Host:
     Args:
         name: in the config.
         address: where other hosts reach it.
+        facts: what it says of itself.
         mesh: Monarch's.
-        devices: ids of its GPUs.
-        python: Python's executable there.
         warden: our actor there; None on the controller's machine.
     """
 
     def __init__(
-        self,
-        name: str,
-        address: str,
-        mesh: Any,
-        devices: Sequence[str],
-        python: str,
-        warden: Any = None,
+        self, name: str, address: str, facts: HostFacts, mesh: Any, warden: Any = None
     ) -> None:
         self.name = name
         self.address = address
+        self.python = facts.python
+        self.devices = DeviceTable(facts.devices)
         self.mesh = mesh
-        self.devices = DeviceTable(devices)
-        self.python = python
         self._warden = warden
-        self._down = False
+        self._silent = False
 
     async def answers(self) -> bool:
-        """Whether it can be reached; one that could not once is not asked again."""
-        if self._warden is None or self._down:
-            return not self._down
-        try:
-            async with asyncio.timeout(ANSWER_LIMIT):
-                await self._warden.devices.call_one()
-        except (TimeoutError, SupervisionError):
-            self._down = True
-        return not self._down
+        """Whether it can be reached."""
+        if self._warden is not None:
+            try:
+                async with asyncio.timeout(ANSWER_LIMIT):
+                    await self._warden.facts.call_one()
+            except (TimeoutError, SupervisionError, ActorError):
+                self._silent = True
+                return False
+        self._silent = False
+        return True
+
+    def joined(self, again: Host) -> None:
+        """It was lost and has been reached again."""
+        self.mesh, self._warden, self._silent = again.mesh, again._warden, False
 
     async def kill(self, groups: Sequence[int]) -> None:
-        """Kill process groups, if the host can be reached."""
+        """Kill process groups, if the host can be reached; else it ends them itself
+        (``end_orphans``)."""
         if self._warden is None:
             await kill_groups(groups)
-            return
-        with contextlib.suppress(TimeoutError, SupervisionError):
-            async with asyncio.timeout(ANSWER_LIMIT):
-                await self._warden.kill.call_one(groups)
+        elif not self._silent:
+            try:
+                async with asyncio.timeout(ANSWER_LIMIT):
+                    await self._warden.kill.call_one(groups)
+            except (TimeoutError, SupervisionError, ActorError):
+                self._silent = True
 
     async def first_end(self, names: Sequence[str]) -> tuple[int, int | None]:
         """See ``ends.first_end``."""
@@ -127,6 +137,8 @@ class Hosts:
     def __init__(self, settings: MonarchSettings) -> None:
         self._settings = settings
         self._hosts: dict[str, Host] = {}
+        self._reached: list[Host] = []
+        """Those to leave, also where others could not be reached."""
         self._connecting: asyncio.Lock = asyncio.Lock()
         self._spans: dict[tuple[str, ...], Any] = {}
         self._children: list[Child] = []
@@ -136,9 +148,12 @@ class Hosts:
         self._whole: Any = None
         """All hosts that a scheduler gave."""
         self._addresses: Mapping[str, str] = settings.hosts
-        remote = [address for address in settings.hosts.values() if address.startswith("tcp://")]
-        if remote:
-            _speak_tcp(remote[0])
+        self._connections = itertools.count()
+        if settings.host_names() != [THIS_HOST]:
+            end_orphans(settings.hang_after)
+            configure(message_delivery_timeout=f"{RETURN_LIMIT:.0f}s")
+        if settings.hosts:
+            _speak_tcp(next(iter(settings.hosts.values())))
 
     async def seat(self, names: Sequence[str], spec: ReplicaSpec, owner: Any) -> Seat:
         """Take a place for a replica; one that is started again gets the same devices.
@@ -150,13 +165,13 @@ class Hosts:
             owner: of the runtime.
 
         Raises:
-            UsageError: more processes than devices.
+            UsageError: more processes than devices, or a worker of other versions.
             RunFailed: a host cannot be reached, or does not see the run's folder.
         """
         async with self._connecting:
             if not self._hosts:
                 await self._connect(spec, owner)
-        hosts = await self._reachable(names, spec)
+            hosts = await self._reachable(names, spec, owner)
         procs = spec.placement.procs // len(hosts)
         on_each = replace(spec, placement=replace(spec.placement, procs=procs))
         devices = [host.devices.assign(on_each) for host in hosts]
@@ -164,11 +179,8 @@ class Hosts:
 
     async def close(self) -> None:
         """Leave the hosts; end those that are played on this machine or were asked for."""
-        meshes = [host.mesh for host in self._hosts.values() if host.name != THIS_HOST]
-        for mesh in meshes:
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(ANSWER_LIMIT):
-                    await mesh.stop()
+        await asyncio.gather(*(_leave(host.mesh) for host in self._reached))
+        self._reached.clear()
         self._hosts.clear()
         self._spans.clear()
         for child in self._children:
@@ -180,19 +192,37 @@ class Hosts:
             await asyncio.to_thread(self._job.kill)
             self._job = None
 
-    async def _reachable(self, names: Sequence[str], spec: ReplicaSpec) -> list[Host]:
+    async def _reachable(self, names: Sequence[str], spec: ReplicaSpec, owner: Any) -> list[Host]:
         hosts = [self._hosts[name] for name in names]
-        cut_off = [host.name for host in hosts if not await host.answers()]
+        cut_off = [host.name for host in hosts if not await self._answers(host, owner)]
         if not cut_off:
             return hosts
         if len(hosts) == 1:
             allowed = self._settings.placement(spec.name).hosts or tuple(self._hosts)
-            for host in map(self._hosts.__getitem__, allowed):
-                if await host.answers():
-                    return [host]
+            for name in allowed:
+                if name not in names and await self._answers(self._hosts[name], owner):
+                    return [self._hosts[name]]
         raise RunFailed(
             f"replica {spec.index} of {spec.name}: host {', '.join(cut_off)} does not answer"
         )
+
+    async def _answers(self, host: Host, owner: Any) -> bool:
+        """Whether it can be reached, if need be by a new connection: it was cut off and its worker
+        has ended ours meanwhile, or the worker was started again."""
+        address = self._settings.hosts.get(host.name)
+        if address is not None and await knock(address, ANSWER_LIMIT):
+            return False
+        if await host.answers():
+            return True
+        if address is None:
+            return False
+        try:
+            again = await self._reach(host.name, self._attach([host.name]), owner)
+        except ForgeError:
+            return False
+        host.joined(again)
+        self._spans = {names: mesh for names, mesh in self._spans.items() if host.name not in names}
+        return True
 
     def _mesh(self, hosts: Sequence[Host]) -> Any:
         if len(hosts) == 1:
@@ -202,58 +232,82 @@ class Hosts:
             first = list(self._hosts).index(names[0])
             return self._whole.slice(hosts=slice(first, first + len(names)))
         if names not in self._spans:
-            workers = [self._addresses[name] for name in names]
-            self._spans[names] = attach_to_workers(workers=workers, ca=TRUST)
+            self._spans[names] = self._attach(names)
         return self._spans[names]
+
+    def _attach(self, names: Sequence[str]) -> Any:
+        return attach_to_workers(workers=[self._addresses[name] for name in names], ca=TRUST)
 
     async def _connect(self, spec: ReplicaSpec, owner: Any) -> None:
         settings = self._settings
-        if settings.host_names() == [THIS_HOST]:
-            here = Host(THIS_HOST, "127.0.0.1", this_host(), visible_devices(), sys.executable)
+        names = settings.host_names()
+        if names == [THIS_HOST]:
+            here = Host(THIS_HOST, "127.0.0.1", HostFacts.here(), this_host())
             self._hosts = {THIS_HOST: here}
             return
-        meshes: dict[str, Any]
+        meshes: list[Any]
         if self._job is not None:
             state = await asyncio.to_thread(self._job.state, None)
             self._whole = getattr(state, MESH)
-            meshes = {
-                name: self._whole.slice(hosts=slice(index, index + 1))
-                for index, name in enumerate(settings.host_names())
-            }
+            meshes = [
+                self._whole.slice(hosts=slice(index, index + 1)) for index in range(len(names))
+            ]
         else:
             if settings.local_hosts:
                 self._addresses = self._play_hosts()
-            meshes = {
-                name: attach_to_workers(workers=[address], ca=TRUST)
-                for name, address in self._addresses.items()
-            }
-        connected = await asyncio.gather(
-            *(self._reach(name, mesh, owner) for name, mesh in meshes.items())
+            else:
+                await asyncio.gather(*(self._listens(name) for name in names))
+            meshes = [self._attach([name]) for name in names]
+        reached = await asyncio.gather(
+            *(self._reach(name, mesh, owner) for name, mesh in zip(names, meshes, strict=True)),
+            return_exceptions=True,
         )
+        self._reached = [host for host in reached if isinstance(host, Host)]
+        for host in reached:
+            if isinstance(host, BaseException):
+                raise host
         logs = spec.context.logs
         if logs is not None:
-            await asyncio.gather(*(host.check_sees(logs.parent) for host in connected))
-        self._hosts = {host.name: host for host in connected}
+            await asyncio.gather(*(host.check_sees(logs.parent) for host in self._reached))
+        self._hosts = {host.name: host for host in self._reached}
+
+    async def _listens(self, name: str) -> None:
+        address = self._addresses[name]
+        try:
+            problem = await knock(address, LISTEN_LIMIT)
+        except UsageError as error:
+            raise UsageError(f"runtime.hosts.{name}: {error}") from error
+        if problem:
+            raise self._unreachable(name, problem)
 
     async def _reach(self, name: str, mesh: Any, owner: Any) -> Host:
-        address = self._addresses.get(name, "")
+        key = f"host {name} {next(self._connections)}"
         try:
             async with asyncio.timeout(CONNECT_LIMIT):
-                key = f"host {name}"
                 await owner.start_procs.call_one(key, mesh, 1, "warden")
                 wardens, _ = await owner.start_actors.call_one(key, Warden, (), {})
                 warden = wardens.flatten("rank").slice(rank=0)
-                devices = await warden.devices.call_one()
-                reachable = await warden.address.call_one()
-                python = await warden.python.call_one()
-        except Exception as error:
-            raise RunFailed(
-                f"runtime.hosts.{name}: no worker answers at {address or 'the job'}; start one "
-                f"there with: forge worker {address}"
-            ) from error
-        if address.startswith("tcp://"):
-            reachable = _split(address)[0]
-        return Host(name, reachable, mesh, devices, python, warden)
+                facts: HostFacts = await warden.facts.call_one()
+        except TimeoutError as error:
+            raise self._unreachable(name, f"no answer in {CONNECT_LIMIT:g} s") from error
+        except (ActorError, SupervisionError) as error:
+            raise self._unreachable(name, cause_of(error)) from error
+        _check_fits(self._label(name), facts, self._settings.hang_after)
+        address = self._addresses.get(name, "")
+        reachable = split(address)[0] if address.startswith("tcp://") else facts.name
+        return Host(name, reachable, facts, mesh, warden)
+
+    def _unreachable(self, name: str, why: str) -> RunFailed:
+        address = self._settings.hosts.get(name)
+        if address is None:
+            return RunFailed(f"{self._label(name)}: its worker does not serve ({why})")
+        return RunFailed(
+            f"{self._label(name)}: no worker answers at {address} ({why}); start one there with: "
+            f"forge worker {address}"
+        )
+
+    def _label(self, name: str) -> str:
+        return f"runtime.hosts.{name}" if name in self._settings.hosts else f"host {name!r}"
 
     def _play_hosts(self) -> dict[str, str]:
         """Start workers on this machine; name -> address."""
@@ -273,18 +327,62 @@ class Hosts:
         return addresses
 
 
+async def _leave(mesh: Any) -> None:
+    """End what we have there; the worker goes on."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(ANSWER_LIMIT):
+            await mesh.stop()
+
+
+def end_orphans(after: float) -> None:
+    """Have Monarch end processes whose controller has not been heard of for so many seconds.
+
+    A controller sends word of itself twice a second, with the time until which it holds by its
+    own clock; hosts look every ``after`` seconds.
+    """
+    configure(mesh_orphan_timeout=f"{round(after * 1000)}ms")
+
+
+def cause_of(error: Exception) -> str:
+    """What went wrong at the other end, in one line."""
+    while isinstance(error, ActorError):
+        error = error.exception
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def _check_fits(label: str, there: HostFacts, hang_after: float) -> None:
+    """Refuse a worker that cannot work with this controller.
+
+    Raises:
+        UsageError: it has other versions, or another time.
+    """
+    here = HostFacts.here()
+    other = {
+        name: version
+        for name, version in here.versions.items()
+        if there.versions.get(name) != version
+    }
+    if other:
+        theirs = ", ".join(f"{name} {there.versions.get(name, 'none')}" for name in other)
+        ours = ", ".join(f"{name} {version}" for name, version in other.items())
+        raise UsageError(
+            f"{label}: its worker has {theirs}, the controller {ours}; install the same on both"
+        )
+    ahead = there.clock - time.time()
+    if abs(ahead) > hang_after / 2:
+        raise UsageError(
+            f"{label}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}; "
+            f"set it: processes end when the controller's word is {hang_after:g} s old"
+        )
+
+
 def _speak_tcp(address: str) -> None:
     """Have Monarch listen where the hosts reach us; must come before its first use."""
-    host, port = _split(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Sends nothing: the kernel says which of our addresses it would send from.
-            probe.connect((host, port))
-        except OSError as error:
-            raise UsageError(
-                f"runtime.hosts: no way to {address}: {os.strerror(error.errno or 0)}"
-            ) from error
-        ours: str = probe.getsockname()[0]
+    try:
+        ours = own_address(address)
+    except UsageError as error:
+        raise UsageError(f"runtime.hosts: {error}") from error
     try:
         enable_transport(f"tcp://{ours}:0")
     except RuntimeError as error:
@@ -292,8 +390,3 @@ def _speak_tcp(address: str) -> None:
             "runtime.hosts: this process has used Monarch without hosts before, which cannot be "
             "changed; start a new one"
         ) from error
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    return host, int(port)

@@ -6,7 +6,10 @@ from __future__ import annotations
 # mypy: disable-error-code="misc, untyped-decorator"
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
@@ -14,29 +17,61 @@ from monarch.actor import Actor, concurrent_endpoint
 from forge_core.runtimes.devices import visible_devices
 from forge_monarch.ends import first_end, kill_groups
 
+PACKAGES = ("torchmonarch", "forge-rl-core", "forge-rl-monarch")
+"""Both ends of a connection need the same version of these, and of Python."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What a host says of itself.
+
+    Args:
+        name: its own.
+        python: Python's executable there.
+        devices: ids of its GPUs.
+        versions: of Python and ``PACKAGES``.
+        clock: seconds since the epoch.
+    """
+
+    name: str
+    python: str
+    devices: tuple[str, ...]
+    versions: Mapping[str, str]
+    clock: float
+
+    @classmethod
+    def here(cls) -> HostFacts:
+        return cls(
+            name=socket.gethostname(),
+            python=sys.executable,
+            devices=visible_devices(),
+            versions={
+                "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+                **{package: _version(package) for package in PACKAGES},
+            },
+            clock=time.time(),
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
 
 class Warden(Actor):
     """Lives in a process of its own, so that it answers whatever replicas do."""
 
     @concurrent_endpoint
-    async def devices(self) -> tuple[str, ...]:
-        """Ids of the host's GPUs."""
-        return visible_devices()
-
-    @concurrent_endpoint
-    async def address(self) -> str:
-        """The host's name."""
-        return socket.gethostname()
+    async def facts(self) -> HostFacts:
+        """What is there."""
+        return HostFacts.here()
 
     @concurrent_endpoint
     async def sees(self, folder: Path) -> bool:
         """Whether a folder of the controller's is there."""
         return folder.is_dir()
-
-    @concurrent_endpoint
-    async def python(self) -> str:
-        """Python's executable."""
-        return sys.executable
 
     @concurrent_endpoint
     async def first_end(self, names: Sequence[str]) -> tuple[int, int | None]:

@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
+import signal
 import sys
 
-from forge_core import UsageError
+from forge_core import RunFailed
+from forge_monarch.addresses import check_can_listen, split
 from forge_monarch.engine import load
 
-_ADDRESS = re.compile(r"(tcp://[^/:]+:\d+|ipc://.+)")
+LOOK_EVERY = 15.0
+"""Seconds between two looks for processes whose controller is silent, until one says otherwise."""
 
 
 def serve(address: str) -> None:
-    """Serve controllers, one after the other, until the process is ended.
+    """Serve controllers, several at a time, until ctrl-C or SIGTERM.
 
     Args:
         address: such as ``tcp://10.0.0.2:26600``; the name or number that controllers reach this
             host by, not ``0.0.0.0``.
 
     Raises:
-        UsageError: that is no address.
+        UsageError: that is no address, none of this host, or its port is in use.
         PluginError: Monarch cannot be imported.
+        RunFailed: Monarch has stopped to serve.
     """
-    if not _ADDRESS.fullmatch(address) or address.startswith("tcp://0.0.0.0"):
-        raise UsageError(
-            f"{address}: no address; give tcp://HOST:PORT with the name or number that the "
-            "controller reaches this host by"
-        )
-    load(hang_after=15.0)
-    from monarch.actor import run_worker_loop_forever
+    split(address)
+    check_can_listen(address)
+    _serve(address)
 
-    run_worker_loop_forever(address=address, ca="trust_all_connections")
+
+def _serve(address: str) -> None:
+    load(hang_after=LOOK_EVERY)
+    from forge_monarch.hosts import end_orphans
+
+    end_orphans(LOOK_EVERY)
+    asyncio.run(_until_ended(address))
+
+
+async def _until_ended(address: str) -> None:
+    from monarch.actor import start_worker_loop_forever
+
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        serving = asyncio.ensure_future(
+            _lifetime(start_worker_loop_forever(address=address, ca="trust_all_connections"))
+        )
+    except Exception as error:
+        raise RunFailed(f"{address}: Monarch cannot serve there: {error}") from error
+    print(f"worker at {address}: waits for runs; ctrl-C ends it and what it runs", flush=True)
+    waiting = asyncio.ensure_future(ended.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        raise RunFailed(f"{address}: Monarch has stopped to serve: {serving.exception()}")
+    print(f"worker at {address}: ended", flush=True)
+
+
+async def _lifetime(server: object) -> None:
+    """Monarch's futures can be awaited, but are no coroutines."""
+    await server  # type: ignore[misc]
 
 
 def main() -> None:
@@ -38,7 +69,7 @@ def main() -> None:
     from forge_core.processes.supervision import divide
 
     divide(int(sys.argv[1]), ())
-    serve(sys.argv[2])
+    _serve(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from forge_core import BuildContext, Component, Selection, TrainSequence
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.models.folder import load_model, materialize
+from forge_core.testing.policies import policy_init
 from forge_core.testing.ranks import RankPool, Together
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
@@ -31,12 +31,6 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    with RankPool(2) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 whose heads and layers two ranks can share."""
     return make_model(tmp_path_factory.mktemp("model"), "qwen3")
@@ -49,19 +43,14 @@ def alone(ranks: RankPool, model: Path) -> dict[str, list[float]]:
 
 
 def make_model(folder: Path, architecture: str, layers: int = 2) -> Path:
-    config = {
-        "hidden_size": 32,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 64,
-        "max_position_embeddings": 128,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.2,
-    }
-    init = {"architecture": architecture, "config": config, "characters": "abcdefghijklmnopqrstu"}
-    return materialize(ModelSection.model_validate({"init": init}), folder, seed=0)
+    init = policy_init(
+        architecture,
+        num_hidden_layers=layers,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    return materialize(ModelSection(init=init), folder, seed=0)
 
 
 def build(

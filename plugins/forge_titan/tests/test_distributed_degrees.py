@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from forge_core import UsageError
-from forge_core.config.sections import DistributedSection, ModelInit, ModelSection
+from forge_core.config.sections import DistributedSection, ModelSection
 from forge_core.testing.context import bare_context
+from forge_core.testing.policies import policy_init
 from forge_titan.degrees import Degrees, check_degrees, resolve_degrees
 
 
@@ -110,29 +110,14 @@ def test_tied_weights_and_a_pipeline() -> None:
 
 
 def test_a_model_that_is_not_there_yet_is_checked_when_it_is() -> None:
-    context = replace(
-        bare_context(),
-        distributed=DistributedSection(tensor_parallel_degree=3),
-        world_size=3,
-    )
+    context = bare_context(distributed=DistributedSection(tensor_parallel_degree=3), world_size=3)
     assert check_degrees(context) == Degrees(tensor=3)
 
 
 def _context(section: dict[str, Any], ranks: int, **config: Any) -> Any:
-    shape = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-        **config,
-    }
-    return replace(
-        bare_context(),
-        model=ModelSection(init=ModelInit(characters="ab", config=shape)),
+    init = policy_init(**{"tie_word_embeddings": False, **config})
+    return bare_context(
+        model=ModelSection(init=init),
         distributed=DistributedSection(**section),
         world_size=ranks,
     )

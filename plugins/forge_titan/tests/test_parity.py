@@ -12,6 +12,7 @@ from forge_core import BuildContext, Component, Selection, TrainSequence
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.models.folder import materialize
 from forge_core.protocols import Trainer
+from forge_core.testing.policies import policy_init
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_titan.settings import TRAINER as TITAN
@@ -41,18 +42,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.1,
-        **MODELS[request.param],
-    }
-    init = {"architecture": request.param, "config": config, "characters": "0123456789+= "}
-    section = ModelSection.model_validate({"init": init})
+    init = policy_init(request.param, initializer_range=0.1, **MODELS[request.param])
+    section = ModelSection(init=init)
     return materialize(section, tmp_path_factory.mktemp(request.param), seed=3)
 
 

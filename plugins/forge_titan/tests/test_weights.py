@@ -13,6 +13,7 @@ from forge_core import BuildContext, Component, Selection, Settings, TrainSequen
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.models.folder import load_tokenizer, materialize
 from forge_core.testing.conformance.trainer import LOSSES, TRAINING, make_sequences
+from forge_core.testing.policies import policy_init
 from forge_titan import weights
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
@@ -20,24 +21,14 @@ from forge_titan.trainer import TitanTrainer
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 12, "rope_theta": 1e6, "tie_word_embeddings": False},
     "qwen3-tied": {"head_dim": 16, "tie_word_embeddings": True},
-    "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 1},
+    "llama": {"rms_norm_eps": 1e-5, "num_key_value_heads": 1, "tie_word_embeddings": False},
     "llama-tied": {"tie_word_embeddings": True, "head_dim": 16},
 }
 
 
 def make_folder(name: str, folder: Path) -> Path:
-    config = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.1,
-        **MODELS[name],
-    }
-    init = {"architecture": name.split("-")[0], "config": config, "characters": "0123456789+="}
-    return materialize(ModelSection.model_validate({"init": init}), folder, seed=1)
+    init = policy_init(name.split("-")[0], initializer_range=0.1, **MODELS[name])
+    return materialize(ModelSection(init=init), folder, seed=1)
 
 
 def make(folder: Path, **sections: Any) -> TitanTrainer:

@@ -30,6 +30,8 @@ def set_environment() -> None:
         "VLLM_NO_USAGE_STATS": "1",
         # The executor stays in the engine's process, and its threads where the system puts them.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # A fork would take over the locks of this process's threads, which a run has several of.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         os.environ.setdefault(name, value)

@@ -175,7 +175,8 @@ TRAINING = (
             "stages: {a: {los: {use: ppo}}}\n",
             "a.yaml:1: stages.a.los: unknown section; did you mean stages.a.loss? (allowed: "
             "dataset, distributed, environment, eval_dataset, evaluation, generator, loss, recipe, "
-            "rewards, sampling, trainer, training, transport)",
+            "reference, replay_buffer, reward_workers, rewards, sampling, trainer, training, "
+            "transport)",
         ),
     ],
 )

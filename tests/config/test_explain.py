@@ -47,6 +47,20 @@ def test_the_kernels_keys_in_a_components_section(read: Read) -> None:
     ]
 
 
+def test_the_keys_of_a_reference_and_of_reward_workers(read: Read) -> None:
+    config = read(None, "reference.use=sharded", "reward_workers.replicas=2")
+    explained = {item.key: item for item in explain(config, "reference")}
+    assert set(explained) == {
+        f"reference.{key}"
+        for key in ("use", "procs", "isolate", "with_gpus", "env", "replicas", "shards")
+    }
+    assert explained["reference.use"].allowed == "the name of a trainer"
+    assert explained["reference.replicas"].allowed == "a whole number, at least 1"
+    [workers] = explain(config, "reward_workers.replicas")
+    assert (workers.provenance.value, workers.default) == (2, "1")
+    assert workers.description == "workers; they share the samples of a step"
+
+
 def test_each_stage_where_they_differ_and_once_where_not(read: Read) -> None:
     config = read("two-stages")
     assert [item.key for item in explain(config, "training.steps")] == [

@@ -366,7 +366,8 @@ def test_variables_that_are_mistakes(read: Read) -> None:
         "expected the node content, but found '<stream end>'; put text that is not YAML in quotes",
         "FORGE_X__Y: x: unknown section (allowed: checkpointing, dataset, distributed, "
         "environment, eval_dataset, evaluation, extends, generator, loss, model, name, recipe, "
-        "rewards, runtime, sampling, stages, trackers, trainer, training, transport)",
+        "reference, replay_buffer, reward_workers, rewards, runtime, sampling, stages, "
+        "trackers, trainer, training, transport)",
         "FORGE_TRAINING__BATCHSIZE: training.batchsize: unknown key; did you mean "
         "training.batch_size? (allowed: batch_size, betas, gradient_accumulation_steps, "
         "learning_rate, max_grad_norm, num_epochs, schedule, seed, steps, warmup_steps, "

@@ -71,6 +71,25 @@ def test_placement_belongs_to_the_kernel(read: Read) -> None:
     assert stage.generator.settings.model_dump() == {"max_batch": 4}
 
 
+def test_a_reference_and_reward_workers_have_places_where_they_are_asked_for(read: Read) -> None:
+    stage = read(None).stages[0]
+    assert stage.reference is None
+    assert stage.reference_placement == stage.reward_placement == Placement()
+    assert "reference" not in read(None).tree
+    config = read(
+        None,
+        *("reference.use=sharded", "reference.procs=2", "reference.replicas=3"),
+        *("reward_workers.replicas=4", "reward_workers.isolate=true"),
+    )
+    stage = config.stages[0]
+    assert stage.reference is not None
+    assert (stage.reference.family, stage.reference.name) == ("trainer", "sharded")
+    assert stage.reference_placement == Placement(replicas=3, procs=2)
+    assert stage.reward_placement == Placement(replicas=4, isolate=True)
+    assert read(dict(config.tree)).stages == config.stages
+    assert read(None, "reference.use=sharded", "reference=null").stages[0].reference is None
+
+
 def test_defaults_that_are_not_installed_are_none(forge_app: Callable[..., Forge]) -> None:
     class OnlyARecipe:
         @hookimpl

@@ -35,6 +35,8 @@ def test_it_accepts_what_the_parser_accepts(catalog: Catalog, read: Read) -> Non
     two_stages = read("two-stages")
     assert accepts(schema, dict(two_stages.tree))
     assert accepts(schema, {"trainer": {"lr": 1e-4, "fused": True, "procs": 2}})
+    assert accepts(schema, {"reference": {"use": "sharded", "procs": 2, "replicas": 2}})
+    assert accepts(schema, {"reward_workers": {"replicas": 2, "env": {"NAME": "value"}}})
     assert accepts(schema, {"rewards": {"mine": {"use": "math", "weight": 2}, "math": {}}})
     assert accepts(schema, {"trackers": {"console": None}, "environment": None, "training": None})
 
@@ -46,6 +48,9 @@ def test_it_accepts_what_the_parser_accepts(catalog: Catalog, read: Read) -> Non
         {"training": {"batch_size": "four"}},
         {"trainer": {"use": "sharded", "fused": True}},
         {"trainer": {"shards": 2}},
+        {"trainer": {"replicas": 2}},
+        {"reference": {"use": "sharded", "routing": "sticky"}},
+        {"reward_workers": {"procs": 2}},
         {"loss": {"use": "grop"}},
         {"loss": {"clip": 0.1}},
         {"los": {}},
@@ -72,6 +77,7 @@ def test_one_component(catalog: Catalog) -> None:
         "env",
         "routing",
         "concurrency",
+        "outage_limit",
         "url",
     }
     assert accepts(schema, {"use": "remote", "url": "http://x"})

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from forge_core import RunStopped, hookimpl
+from forge_core.run.records import StepRecord
 from forge_core.testing.command import process_environ
 from forge_core.testing.shapes import tiny_shape
 
@@ -64,6 +66,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
+def untimed(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Records without what depends on the clock, to compare runs by."""
+    return [{**line, "timing": None} for line in lines]
+
+
 def scores_of(folder: Path) -> dict[tuple[str, str], float]:
     """Held-out scores of a finished run: (stage, moment) -> score, as in ``("sft", "after")``."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -76,6 +83,18 @@ def until(condition: Callable[[], object], limit: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit:g} seconds"
         time.sleep(0.05)
+
+
+class StopAt:
+    """A plugin that ends the run when a step is done, before its checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @hookimpl
+    def forge_step_finished(self, record: StepRecord) -> None:
+        if record.step == self.step:
+            raise RunStopped(f"told to stop at step {self.step}")
 
 
 class Run:

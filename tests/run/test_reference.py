@@ -13,7 +13,7 @@ import pytest
 from forge_core import Component, Forge, RunStopped, Selection, Settings, TrainSequence, hookimpl
 from forge_core.config.sections import ModelSection, TrainingSection
 from forge_core.testing.context import bare_context
-from forge_core.testing.runs import lines_of, small_config
+from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
 
 
 class Varied:
@@ -30,18 +30,6 @@ def _build(settings: Settings, context: object) -> Any:
 
 def _varied(sample: Any) -> float:
     return zlib.crc32(sample.completion.encode()) % 100 / 100
-
-
-class StopAfter:
-    """Stops a run once a step is done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @hookimpl
-    def forge_step_finished(self, record: Any) -> None:
-        if record.step == self.step:
-            raise RunStopped(f"told to stop at step {self.step}")
 
 
 @pytest.fixture
@@ -66,7 +54,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
-    return [{**row, "timing": None} for row in lines_of(folder / "metrics.jsonl")]
+    return untimed(lines_of(folder / "metrics.jsonl"))
 
 
 def test_a_reference_of_its_own_changes_no_number(config: dict[str, Any], tmp_path: Path) -> None:
@@ -85,7 +73,7 @@ def test_a_reference_of_its_own_changes_no_number(config: dict[str, Any], tmp_pa
     # Also after a resume: it is what the stage began with, not what it has become.
     config["stages"]["grpo"]["reference"] = {"use": "torch", "isolate": True}
     with pytest.raises(RunStopped):
-        Forge(plugins=[Varied(), StopAfter(4)]).run(config)
+        Forge(plugins=[Varied(), StopAt(4)]).run(config)
     folders = set((tmp_path / "runs").iterdir()) - {held.folder, replicated.folder}
     resumed = forge.run(resume=folders.pop())
     assert [pytest.approx(row, abs=1e-5) for row in plain] == _metrics(resumed.folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.testing.distributions import FakeSite
-from forge_core.testing.runs import Run, small_config
+from forge_core.testing.runs import Run, small_config, untimed
 
 KILLS = 10
 SEED = int(os.environ.get("KILLS_SEED", "0"))
@@ -75,7 +75,7 @@ def test_ten_kills_of_the_reward_process_change_nothing(
 
 
 def _records(run: Run, name: str) -> list[dict[str, Any]]:
-    return [{**line, "timing": None} for line in run.lines(name)]
+    return untimed(run.lines(name))
 
 
 def _processes(run: Run) -> list[int]:

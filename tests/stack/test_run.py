@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from forge_core import Component, Forge, RunStopped, Settings, hookimpl
-from forge_core.testing.runs import Run, lines_of
+from forge_core.testing.runs import Run, StopAt, lines_of
 
 from .conftest import metrics_of
 
@@ -78,18 +78,6 @@ def test_the_written_config_runs_again_as_it_stands(small_config: dict[str, Any]
     second = Forge().run(first.folder / "config.yaml")
     assert metrics_of(first.folder) == metrics_of(second.folder)
     assert (second.folder / "config.yaml").read_text() == (first.folder / "config.yaml").read_text()
-
-
-class StopAt:
-    """Stops the run when a step is done, as a plugin may."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @hookimpl
-    def forge_step_finished(self, record: Any) -> None:
-        if record.step == self.step:
-            raise RunStopped(f"told to stop at step {self.step}")
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge_core.testing.runs import Run, small_config, until
+from forge_core.testing.runs import Run, small_config, until, untimed
 
 Runs = Callable[..., Run]
 
@@ -27,9 +27,7 @@ def test_the_numbers_are_those_of_runtime_local(runs: Runs) -> None:
     assert here.end() == 0, here.printed
     there = runs(CONFIG, "--runtime", "monarch", name="monarch")
     assert there.end() == 0, there.printed
-    metrics = [
-        [{**line, "timing": None} for line in run.lines("metrics.jsonl")] for run in (here, there)
-    ]
+    metrics = [untimed(run.lines("metrics.jsonl")) for run in (here, there)]
     assert len(metrics[0]) == 4
     assert metrics[0] == metrics[1]
 

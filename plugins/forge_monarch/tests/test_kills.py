@@ -27,7 +27,7 @@ from forge_core import Placement, ReplicaDied, Selection
 from forge_core.data.order import TaskOrder
 from forge_core.models.folder import load_model
 from forge_core.seeding import derive_seed
-from forge_core.services import Health, Service
+from forge_core.services import Health, ReplicaSpec, Service
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_core.testing.distributions import FakeSite
@@ -577,3 +577,44 @@ async def test_an_exception_a_death_and_a_hang_are_told_apart(tmp_path: Path) ->
     assert [kind for kind, _ in events] == ["replica_died", "replica_restarted"] * 2
     assert "was killed by SIGKILL" in events[0][1]
     assert "does not answer" in events[2][1]
+
+
+async def test_a_process_that_is_killed_while_it_starts_has_died(tmp_path: Path) -> None:
+    """Before it has said a word: that is a death like any other, not an error of the component."""
+    runtime = MONARCH.build(MonarchSettings(), bare_context())
+    spec = ReplicaSpec(
+        name="generator",
+        index=0,
+        placement=Placement(),
+        selection=Selection(
+            family="generator", component=PROBE, settings=ProbeSettings(folder=tmp_path)
+        ),
+        context=replace(bare_context(), logs=tmp_path / "logs"),
+    )
+    others = set(_children())
+    spawning = asyncio.ensure_future(runtime.spawn(spec))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not (started := set(_children()) - others):
+                assert not spawning.done()
+                await asyncio.sleep(0.01)
+            os.kill(started.pop(), signal.SIGKILL)
+            with pytest.raises(ReplicaDied, match=r"SIGKILL|has ended"):
+                await spawning
+    finally:
+        await runtime.close()
+
+
+def _children() -> list[int]:
+    """Processes of replicas that this one has started."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                words = (process / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if int(parent) == os.getpid() and b"forge_monarch.bootstrap" in words:
+                found.append(int(process.name))
+    return found

@@ -15,6 +15,11 @@ NETWORK=10.77.0
 
 up() {
     local count=$1 number host names="127.0.0.1 localhost"
+    if ip link show "$BRIDGE" >/dev/null 2>&1; then
+        echo "there are hosts already; scripts/hosts.sh down removes them" >&2
+        exit 3
+    fi
+    trap down ERR # leaves nothing half made
     ip link add "$BRIDGE" type bridge
     ip address add "$NETWORK.254/24" dev "$BRIDGE"
     ip link set "$BRIDGE" up

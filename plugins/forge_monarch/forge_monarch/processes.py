@@ -22,6 +22,7 @@ from forge_monarch.ends import describe_end
 from forge_monarch.hosts import Seat
 from forge_monarch.rank import Boot, Facts, Rank
 from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer
+from forge_monarch.settings import THIS_HOST
 
 HALT_LIMIT = 5.0
 """Seconds the processes of a replica may take to end before they are killed."""
@@ -165,7 +166,7 @@ class Processes:
 
     def _dead(self, rank: int, how: str) -> ReplicaDied:
         named = self.label if len(self._facts) <= 1 else f"rank {rank} of {self.label}"
-        process = f" (process {self._facts[rank].pid})" if self._facts else ""
+        process = f" (process {self._facts[rank].pid}{self._where(rank)})" if self._facts else ""
         log = self._log(rank)
         if log is None or not log.is_file():
             return ReplicaDied(f"{named}{process} {how}")
@@ -191,7 +192,8 @@ class Processes:
             log.parent.mkdir(parents=True, exist_ok=True)
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             with log.open("a") as file:
-                file.write(f"--- rank {rank} of {self.label}: started {when}\n")
+                where = self._where(rank)
+                file.write(f"--- rank {rank} of {self.label}{where}: started {when}\n")
         return Boot(
             rank=rank,
             local_rank=rank % self._per_host,
@@ -201,6 +203,10 @@ class Processes:
             log=None if log is None else str(log),
             spec=dumps(self._spec),
         )
+
+    def _where(self, rank: int) -> str:
+        host = self._seat.hosts[rank // self._per_host].name
+        return "" if host == THIS_HOST else f" on host {host}"
 
     def _on_host(self, index: int) -> list[Facts]:
         first = index * self._per_host

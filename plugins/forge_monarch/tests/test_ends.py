@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -29,6 +30,11 @@ class Stubborn:
     def pids(self) -> tuple[int, int]:
         """Of its process, and of one that it starts."""
         return os.getpid(), subprocess.Popen(["sleep", "600"]).pid
+
+    def lock(self) -> Path:
+        """Make a lock that other processes could share, which has a name in shared memory."""
+        self._lock = multiprocessing.RLock()
+        return Path("/dev/shm", f"sem.{self._lock._semlock.name.removeprefix('/')}")
 
     def leave(self, code: int) -> None:
         os._exit(code)
@@ -90,6 +96,20 @@ async def test_the_end_of_a_process_is_known_with_its_exit_code_and_its_children
     with pytest.raises(ReplicaDied, match="ended with exit code 3"):
         await asyncio.wait_for(replica.call("leave", (3,), {}), 20)
     await until_gone(child)
+    await replica.stop()
+
+
+async def test_what_a_killed_process_has_named_in_shared_memory_is_removed(
+    replica: Replica,
+) -> None:
+    rank, _ = await replica.call("pids", (), {})
+    lock = await replica.call("lock", (), {})
+    assert lock.exists()
+    os.kill(rank, signal.SIGKILL)
+    await asyncio.wait_for(replica.wait_dead(), 20)
+    async with asyncio.timeout(20):
+        while lock.exists():
+            await asyncio.sleep(0.02)
     await replica.stop()
 
 

@@ -173,6 +173,8 @@ class BuildContext:
         replica: index of the replica being built.
         rank: rank of this process in the replica.
         world_size: processes in the replica.
+        services: where the replicas of all services of the stage go, by service; a runtime checks
+            them together before it starts the first.
         logs: folder that processes of the run write their output to; None: to our stderr.
         extra: what a plugin hands to its own components.
     """
@@ -187,5 +189,6 @@ class BuildContext:
     replica: int = 0
     rank: int = 0
     world_size: int = 1
+    services: Mapping[str, Placement] = field(default_factory=dict)
     logs: Path | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)

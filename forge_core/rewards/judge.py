@@ -121,9 +121,9 @@ class Judge:
         try:
             process = await self._ready()
             await self._in_thread(process, process.score, batch, deadlines, results)
-        except BaseException:
+        except BaseException as error:
             self._discard()
-            if self._closed:
+            if self._closed and isinstance(error, ProcessLost):
                 raise RunFailed("the reward pool was closed while it judged") from None
             raise
 

@@ -45,12 +45,13 @@ def placements(stage: StageConfig) -> dict[str, Placement]:
     Rewards and the replay buffer are there only if their sections say so; else they live in the
     controller's process, whatever the runtime.
     """
-    rewards, buffer = stage.reward_placement, stage.replay_buffer_placement
+    judges, buffer = stage.reward_placement, stage.replay_buffer_placement
+    judged = bool(stage.rewards) and (judges.own_processes or judges.replicas > 1)
     there = {
         "trainer": (stage.trainer_placement, stage.trainer is not None),
         "generator": (stage.generator_placement, stage.generator is not None),
         "reference": (stage.reference_placement, stage.reference is not None),
-        "rewards": (rewards, rewards.own_processes or rewards.replicas > 1),
+        "rewards": (judges, judged),
         "replay_buffer": (buffer, buffer.own_processes),
     }
     return {service: placement for service, (placement, used) in there.items() if used}

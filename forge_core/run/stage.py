@@ -92,6 +92,7 @@ class Stage:
             channel=session.folder.channel(config.name),
             loss=config.loss,
             transport=config.transport,
+            services=placements(config),
             logs=session.folder.logs,
         )
         self.seed = self.context.seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forge_core.errors import UsageError
@@ -34,6 +34,26 @@ def computes_on_cuda(device: str) -> bool:
     return device != "cpu" and not cpu_build and bool(visible_devices())
 
 
+def check_devices(host: str, wanted: Mapping[str, int], there: int) -> None:
+    """The services that are to live on a host find their devices there.
+
+    Args:
+        host: in words.
+        wanted: service -> devices that its replicas need on this host.
+        there: devices that the host has.
+
+    Raises:
+        UsageError: there are too few, with the arithmetic.
+    """
+    needed = sum(wanted.values())
+    if needed > there:
+        shares = ", ".join(f"{count} with {service}" for service, count in wanted.items())
+        raise UsageError(
+            f"with_gpus: {host} has {there} GPUs and needs {needed}: {shares} (one for each of "
+            "their procs)"
+        )
+
+
 class DeviceTable:
     """Gives each replica devices of its own; a replica that is started again gets the same ones.
 
@@ -44,6 +64,9 @@ class DeviceTable:
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._taken: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def __len__(self) -> int:
+        return len(self._devices)
 
     def assign(self, spec: ReplicaSpec) -> tuple[str, ...]:
         """The devices of a replica, one for each rank; none unless its placement wants them.

@@ -256,11 +256,12 @@ async def test_one_process_serves_many_calls(pool_of, part, episodes):
 
 
 async def test_no_episodes_and_no_parts_cost_no_process(pool_of, part, episodes):
+    before = set(threading.enumerate())
     empty, without_parts = pool_of({"a": part()}), pool_of({})
     await empty.score([])
     await without_parts.score(episodes("1"))
     assert empty.metrics()["calls"] == without_parts.metrics()["calls"] == 0
-    assert not [thread for thread in threading.enumerate() if "forge-rewards" in thread.name]
+    assert not set(threading.enumerate()) - before
 
 
 async def test_a_process_imports_nothing_heavy_by_itself(pool_of, part, episodes):

@@ -216,6 +216,28 @@ async def test_gpus_by_replica_and_rank_and_the_arithmetic_when_there_are_too_fe
     )
 
 
+async def test_gpus_of_all_services_are_counted_before_the_first_starts(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    services = {
+        "trainer": Placement(procs=2, with_gpus=True),
+        "generator": Placement(replicas=2, with_gpus=True),
+        "reference": Placement(isolate=True),
+    }
+    spec = ReplicaSpec(
+        name="trainer",
+        index=0,
+        placement=services["trainer"],
+        selection=selection(),
+        context=replace(bare_context(), services=services),
+    )
+    with pytest.raises(UsageError) as refused:
+        await LocalRuntime().spawn(spec)
+    assert str(refused.value) == (
+        "with_gpus: this host has 3 GPUs and needs 4: 2 with trainer, 2 with generator (one for "
+        "each of their procs)"
+    )
+
+
 async def test_a_replica_sees_the_devices_it_was_given(start, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
     runtime = LocalRuntime()

@@ -24,6 +24,7 @@ from forge_core.services.spec import ReplicaSpec
 from forge_monarch.addresses import knock, own_address, split
 from forge_monarch.ends import first_end, kill_groups
 from forge_monarch.jobs import MESH, job_of
+from forge_monarch.placement import check_services
 from forge_monarch.settings import THIS_HOST, MonarchSettings
 from forge_monarch.warden import HostFacts, Warden
 
@@ -171,6 +172,8 @@ class Hosts:
         async with self._connecting:
             if not self._hosts:
                 await self._connect(spec, owner)
+            there = {name: len(host.devices) for name, host in self._hosts.items()}
+            check_services(self._settings, spec.context.services, there)
             hosts = await self._reachable(names, spec, owner)
         procs = spec.placement.procs // len(hosts)
         on_each = replace(spec, placement=replace(spec.placement, procs=procs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -43,27 +44,37 @@ def check_placement(config: RunConfig) -> None:
             )
         if not any(service in stage for stage in stages):
             raise UsageError(f"runtime.services.{service}: {SERVICES[service]}")
+    gpus = settings.gpus_per_host()
+    there = {} if gpus is None else dict.fromkeys(settings.host_names(), gpus)
     for stage in stages:
-        _check_stage(settings, stage)
+        check_services(settings, stage, there)
 
 
-def _check_stage(settings: MonarchSettings, stage: dict[str, Placement]) -> None:
-    """Every replica finds its hosts, and its GPUs where it is known how many a host has."""
+def check_services(
+    settings: MonarchSettings, services: Mapping[str, Placement], there: Mapping[str, int]
+) -> None:
+    """Every replica finds its hosts, and its GPUs on them.
+
+    Args:
+        settings: which service lives where.
+        services: of a stage.
+        there: host -> its GPUs; hosts of which that is not known yet are left out.
+
+    Raises:
+        UsageError: an unknown host, processes that cannot be spread evenly, or too few GPUs.
+    """
+    from forge_core.runtimes.devices import check_devices  # imports asyncio, which is slow
+
     wanted: dict[str, Counter[str]] = {}
-    for service, placement in stage.items():
+    for service, placement in services.items():
         for index in range(placement.replicas):
             hosts = hosts_of(settings, service, index, placement.procs)
             if placement.with_gpus:
                 for host in hosts:
                     wanted.setdefault(host, Counter())[service] += placement.procs // len(hosts)
-    there = settings.gpus_per_host()
-    for host, services in wanted.items():
-        if there is not None and services.total() > there:
-            shares = ", ".join(f"{count} with {service}" for service, count in services.items())
-            raise UsageError(
-                f"runtime: host {host!r} has {there} GPUs and would need {services.total()} "
-                f"({shares}; one for each of their procs)"
-            )
+    for host, needed in wanted.items():
+        if host in there:
+            check_devices(f"host {host!r}", needed, there[host])
 
 
 def hosts_of(settings: MonarchSettings, service: str, index: int, procs: int) -> list[str]:

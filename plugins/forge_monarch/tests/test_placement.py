@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from monarch.config import configured
 
-from forge_core import ConfigError, Forge, UsageError
+from forge_core import ConfigError, Forge, Placement, UsageError
 from forge_core.testing.runs import small_config
 from forge_monarch.causes import describe, failed_rank
 from forge_monarch.jobs import slurm_job
-from forge_monarch.placement import hosts_of
+from forge_monarch.placement import check_services, hosts_of
 from forge_monarch.settings import MonarchSettings, ServicePlacement, SlurmSettings
 from forge_monarch.worker import serve
 
@@ -137,9 +137,21 @@ def test_gpus_are_counted_where_the_scheduler_says_how_many_there_are() -> None:
         name: {"hosts": ["slurm1"]} for name in ("reference", "generator")
     }
     assert _refused(runtime={"hosts": {}, "slurm": slurm, "services": services}, **config) == (
-        "runtime: host 'slurm0' has 4 GPUs and would need 5 (4 with trainer, 1 with rewards; one "
-        "for each of their procs)"
+        "with_gpus: host 'slurm0' has 4 GPUs and needs 5: 4 with trainer, 1 with rewards (one for "
+        "each of their procs)"
     )
+
+
+def test_gpus_are_counted_once_the_hosts_have_said_how_many_there_are() -> None:
+    settings = _settings(trainer=ServicePlacement(span=2))
+    services = {
+        "trainer": Placement(procs=4, with_gpus=True),
+        "generator": Placement(replicas=3, with_gpus=True),
+    }
+    check_services(settings, services, {"a": 3, "b": 3, "c": 1})
+    check_services(settings, services, {})  # not known yet
+    with pytest.raises(UsageError, match="host 'b' has 2 GPUs and needs 3: 2 with trainer, 1 with"):
+        check_services(settings, services, {"a": 3, "b": 2, "c": 1})
 
 
 def test_one_source_of_hosts(tmp_path: Path) -> None:

@@ -340,6 +340,30 @@ def test_a_hopeless_reward_fails_the_run_with_its_own_cause(config: dict[str, An
         run(config, "recipe.max_staleness=1", "training.steps=1000", plugins=[Broken()])
 
 
+class Gone(TorchGenerator):
+    """Answers the first step's requests and no more."""
+
+    calls = 0
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        self.calls += 1
+        if self.calls > 4:
+            raise RunFailed("the engine is gone", component="generator gone")
+        return await super().generate(prompt, sampling)
+
+
+def test_a_generator_that_is_gone_fails_the_run_with_its_own_cause(config: dict[str, Any]) -> None:
+    class Engine:
+        @hookimpl
+        def forge_generators(self) -> Any:
+            yield component(
+                "gone", lambda settings, context: Gone(settings, context), TorchGeneratorSettings
+            )
+
+    with pytest.raises(RunFailed, match="generator gone: the engine is gone"):
+        run(config, "recipe.max_staleness=1", "generator.use=gone", plugins=[Engine()])
+
+
 class CutOff(TorchGenerator):
     """Gives half of the requests up half-way, as an engine may when its weights change."""
 

@@ -69,6 +69,7 @@ def test_the_buffer_lives_on_its_host_and_its_death_is_survived(runs: Any) -> No
     run.until_step(done + 3)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.printed
+    assert run.kinds()["checkpoint"] == 1
     rows = run.lines("metrics.jsonl")
     assert 0 < max(row["staleness/max"] for row in rows) <= 2
     trained: dict[int, list[str]] = {}

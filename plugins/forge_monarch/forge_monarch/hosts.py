@@ -233,6 +233,11 @@ class Hosts:
         names = tuple(host.name for host in hosts)
         if self._whole is not None:
             first = list(self._hosts).index(names[0])
+            if names != tuple(self._hosts)[first : first + len(names)]:
+                raise UsageError(
+                    f"runtime.services: a replica cannot span {', '.join(names)}: hosts of a "
+                    "scheduler's job must follow each other"
+                )
             return self._whole.slice(hosts=slice(first, first + len(names)))
         if names not in self._spans:
             self._spans[names] = self._attach(names)

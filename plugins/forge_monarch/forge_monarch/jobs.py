@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from forge_core import PluginError
 from forge_monarch.settings import KubernetesSettings, MonarchSettings, SlurmSettings
 
-MESH = "forge"
-"""Name of the job's mesh of hosts."""
+MESH = f"forge{secrets.token_hex(4)}"
+"""Name of the job's mesh of hosts. Kubernetes would give two runs of one name the same pods."""
 
 
 def job_of(settings: MonarchSettings) -> Any:
@@ -23,7 +24,14 @@ def slurm_job(settings: SlurmSettings) -> Any:
     """``sbatch`` with one worker on each node."""
     from monarch.job import SlurmJob
 
-    return SlurmJob(
+    class Job(SlurmJob):  # type: ignore[misc]
+        """Monarch reads what ``squeue --json`` says since SLURM 23.11."""
+
+        def _get_job_info_json(self, job_id: str) -> dict[str, Any] | None:
+            info: dict[str, Any] | None = super()._get_job_info_json(job_id)
+            return info and with_allocation(info)
+
+    return Job(
         meshes={MESH: settings.nodes},
         python_exe=settings.python,
         slurm_args=settings.extra,
@@ -39,6 +47,18 @@ def slurm_job(settings: SlurmSettings) -> Any:
         account=settings.account,
         qos=settings.qos,
     )
+
+
+def with_allocation(info: dict[str, Any]) -> dict[str, Any]:
+    """A job as ``squeue --json`` tells of it, with its nodes where SLURM 23.11 and later have them.
+
+    Nothing is changed in what those say.
+    """
+    resources = info.get("job_resources") or {}
+    if isinstance(resources.get("nodes"), str):
+        nodes = [{"name": node["nodename"]} for node in resources["allocated_nodes"]]
+        info = {**info, "job_resources": {**resources, "nodes": {"allocation": nodes}}}
+    return info
 
 
 def kubernetes_job(settings: KubernetesSettings) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from importlib.metadata import version
 
-from forge_core import RunFailed
+from forge_core import PluginError, RunFailed
 from forge_monarch.addresses import check_can_listen, split
 from forge_monarch.engine import load
 
@@ -23,7 +24,7 @@ def serve(address: str) -> None:
 
     Raises:
         UsageError: that is no address, none of this host, or its port is in use.
-        PluginError: Monarch cannot be imported.
+        PluginError: Monarch cannot be imported, or is another than is needed.
         RunFailed: Monarch has stopped to serve.
     """
     split(address)
@@ -40,7 +41,13 @@ def _serve(address: str) -> None:
 
 
 async def _until_ended(address: str) -> None:
-    from monarch.actor import start_worker_loop_forever
+    try:
+        from monarch.actor import start_worker_loop_forever
+    except ImportError as error:
+        raise PluginError(
+            f"torchmonarch {version('torchmonarch')} does not fit: {error}; "
+            "pip install torchmonarch==0.7.0"
+        ) from error
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -74,13 +74,20 @@ class Leftovers:
         if new:
             for process in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):
-                    held = {*_open_files(process), *(process / "maps").read_text().split()}
-                    new -= held
+                    held = _open_files(process)
+                    mapped = _mapped(process)
+                    new = {path for path in new - held if Path(path).stat().st_ino not in mapped}
         return new
 
 
 def _segments() -> set[str]:
     return {str(path) for path in SHARED_MEMORY.rglob("*") if path.is_file()}
+
+
+def _mapped(process: Path) -> set[int]:
+    """Inodes of what a process maps from there. A semaphore is renamed after it was mapped."""
+    lines = (process / "maps").read_text().splitlines()
+    return {int(line.split()[4]) for line in lines if f" {SHARED_MEMORY}/" in line}
 
 
 def _open_files(process: Path) -> set[str]:

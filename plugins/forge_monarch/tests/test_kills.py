@@ -226,10 +226,14 @@ class Killer:
                 self._back_at[replica] = (restarts, done)
             elif events[-1] == "replica_restarted" and done >= since + 2:
                 self._in_a_row[replica] = 0  # a whole step: it has answered
+        run = self._watched.run
         return [
             pid
-            for pid in self._watched.run.ranks("generator")
-            if pid not in self.killed and self._in_a_row[_replica(pid)] < 3
+            for pid in run.ranks("generator")
+            # Neither what an engine has started: a rank stands under one process of the run's.
+            if _parent(_parent(pid)) == run.process.pid
+            and pid not in self.killed
+            and self._in_a_row[_replica(pid)] < 3
         ]
 
     def kill(self, pid: int) -> None:
@@ -274,6 +278,14 @@ def _log(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/1")
     except OSError:
         return ""
+
+
+def _parent(pid: int) -> int:
+    """0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _replica(pid: int) -> int | None:

@@ -1,13 +1,16 @@
-"""Replicas on several hosts: played on this machine, and as network namespaces with real links."""
+"""Runs over several hosts: played on this machine, and network namespaces with links to cut."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +18,13 @@ from forge_core import BuildContext, Placement, Selection
 from forge_core.services import ReplicaSpec
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
+from forge_core.testing.runs import Run, small_config, until
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings, ServicePlacement
 
-HOSTS = Path(__file__).parents[3] / "scripts" / "hosts.sh"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "hosts.sh"
+NAMES = ("one", "two", "three")
+ADDRESSES = {name: f"tcp://10.77.0.{number}:26600" for number, name in enumerate(NAMES, 1)}
 
 
 def _spec(tmp_path: Path, name: str, index: int = 0, procs: int = 1) -> ReplicaSpec:
@@ -46,105 +52,162 @@ async def test_replicas_on_played_hosts(tmp_path: Path) -> None:
         assert await trainer.call("environment", names, {}) == ["0", "0", "2", "1"]
         generators = [await runtime.spawn(_spec(tmp_path, "generator", i)) for i in range(2)]
         pids = [await replica.call("pid", (), {}) for replica in generators]
-        parents = {
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in pids
-        }
-        assert len(parents) == 2, "each on a host of its own"
+        logs = [tmp_path / "logs" / f"generator-{index}-rank0.log" for index in range(2)]
+        assert [log.read_text().count(f"on host local{i}") for i, log in enumerate(logs)] == [1, 1]
         os.kill(pids[0], signal.SIGKILL)
         cause = await generators[0].wait_dead()
-        assert "SIGKILL" in cause or "has ended" in cause
+        assert "on host local0) was killed by SIGKILL" in cause
         assert await generators[1].call("add", (1,), {}) == 2
     finally:
         await runtime.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-@pytest.fixture
-def namespaces():
-    """Two hosts, 10.77.0.1 and 10.77.0.2, each with a worker."""
-    made = subprocess.run([HOSTS, "up", "2"], capture_output=True, text=True, check=False)
+@dataclass
+class Worker:
+    """``forge worker`` on one of the hosts."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+
+    def cut(self) -> None:
+        subprocess.run([SCRIPT, "cut", str(self.number)], check=True)
+
+    def join(self) -> None:
+        subprocess.run([SCRIPT, "join", str(self.number)], check=True)
+
+    def others(self) -> list[int]:
+        """Processes of the host beside the worker."""
+        command = ["ip", "netns", "pids", f"forge-host{self.number}"]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [int(pid) for pid in told.split() if int(pid) != self.process.pid]
+
+    def idles(self) -> bool:
+        return not self.others()
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+    """Three hosts, each with a worker that serves all tests; nothing is left of a run on them."""
+    made = subprocess.run([SCRIPT, "up", "3"], capture_output=True, text=True, check=False)
+    if made.returncode == 3:
+        pytest.fail(made.stderr)
     if made.returncode:
-        subprocess.run([HOSTS, "down"], capture_output=True, check=False)
         pytest.skip(f"no network namespaces can be made here: {made.stderr.strip()}")
-    workers = [
-        subprocess.Popen(
-            [
-                *(HOSTS, "exec", str(n), sys.executable, "-m", "forge_core"),
-                *("worker", f"tcp://10.77.0.{n}:26600"),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for n in (1, 2)
-    ]
-    yield
-    for worker in workers:
-        worker.kill()
-        worker.wait()
-    subprocess.run([HOSTS, "down"], check=True)
+    logs = tmp_path_factory.mktemp("workers")
+    served = {}
+    try:
+        for number, name in enumerate(NAMES, 1):
+            command = [SCRIPT, "exec", str(number), sys.executable, "-m", "forge_core", "worker"]
+            with (logs / name).open("wb") as log:
+                process = subprocess.Popen(
+                    [*command, ADDRESSES[name]], stdout=log, stderr=subprocess.STDOUT
+                )
+            served[name] = Worker(number, process)
+        until(lambda: all("waits for runs" in (logs / name).read_text() for name in NAMES))
+        yield served
+        for name, worker in served.items():
+            assert worker.process.poll() is None, (logs / name).read_text()
+            worker.process.terminate()
+            assert worker.process.wait(timeout=60) == 0, (logs / name).read_text()
+    finally:
+        for worker in served.values():
+            worker.process.kill()
+            worker.process.wait()
+        subprocess.run([SCRIPT, "down"], check=True)
 
 
-# In a process of its own: what Monarch listens on cannot change once it was used.
-PROGRAM = """
-import asyncio, subprocess, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_hosts import HOSTS, MONARCH, MonarchSettings, ServicePlacement, _spec, bare_context
-
-async def main(folder):
-    settings = MonarchSettings(
-        hosts={"one": "tcp://10.77.0.1:26600", "two": "tcp://10.77.0.2:26600"},
-        services={"trainer": ServicePlacement(span=2)},
-        hang_after=5,
+def _config(hosts: tuple[str, ...] = NAMES, /, **services: Any) -> dict[str, Any]:
+    """A run whose services live there; its weights go through TorchStore."""
+    return small_config(
+        runtime={
+            "use": "monarch",
+            "hosts": {name: ADDRESSES[name] for name in hosts},
+            "services": services,
+            "hang_after": 8.0,
+        },
+        transport={"use": "torchstore"},
+        generator={"replicas": 2},
     )
-    runtime = MONARCH.build(settings, bare_context())
-    trainer = await runtime.spawn(_spec(folder, "trainer", procs=2))
-    assert await trainer.call("environment", ("MASTER_ADDR",), {}) == ["10.77.0.1"]
-    await trainer.stop()
-    generators = [await runtime.spawn(_spec(folder, "generator", i)) for i in range(2)]
-    in_flight = asyncio.ensure_future(generators[1].call("slow_index", (600,), {}))
-    await asyncio.sleep(0.5)
-    subprocess.run([HOSTS, "cut", "2"], check=True)
-    cause = await asyncio.wait_for(generators[1].wait_dead(), 60)
-    assert "cut off" in cause, cause
-    (death,) = await asyncio.gather(in_flight, return_exceptions=True)
-    assert type(death).__name__ == "ReplicaDied", death
-    await generators[1].stop()
-    assert await generators[0].call("add", (1,), {}) == 2
-    back = await runtime.spawn(_spec(folder, "generator", 1))  # on the host that is left
-    assert await back.call("place", (), {}) == (1, 0, 1)
-    await runtime.close()
 
-asyncio.run(main(Path(sys.argv[2])))
-print("survived")
-"""
+
+def _places(run: Run) -> dict[str, list[str]]:
+    """Host of each life that a rank had, by the name of its log."""
+    return {
+        log.stem: re.findall(r"^--- .* on host (\w+): started", log.read_text(), re.MULTILINE)
+        for log in sorted((run.folder / "logs").iterdir())
+    }
+
+
+def _numbers(run: Run) -> list[dict[str, Any]]:
+    return [{**line, "timing": None} for line in run.lines("metrics.jsonl")]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("namespaces")
-def test_a_host_that_is_cut_off(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+def test_runs_over_two_and_three_hosts_have_the_numbers_of_one_process(
+    runs: Callable[..., Run], workers: dict[str, Worker]
+) -> None:
+    """Both at a time on the same workers; one has a trainer whose ranks meet over the network."""
+    local = runs(small_config(), name="local")
+    assert local.end() == 0, local.printed
+    two = runs(
+        _config(("one", "two"), trainer={"hosts": ["one"]}, generator={"hosts": ["two"]}),
+        name="two",
     )
-    assert "survived" in done.stdout, done.stderr
+    three = runs(
+        _config(trainer={"hosts": ["one", "two"], "span": 2}, generator={"hosts": ["two", "three"]})
+        | {"trainer": {"use": "titan", "procs": 2}},
+        name="three",
+    )
+    assert two.end() == 0, two.printed
+    assert three.end() == 0, three.printed
+    assert _places(two) == {
+        "generator-0-rank0": ["two"],
+        "generator-1-rank0": ["two"],
+        "trainer-0-rank0": ["one"],
+    }
+    assert _places(three) == {
+        "generator-0-rank0": ["two"],
+        "generator-1-rank0": ["three"],
+        "trainer-0-rank0": ["one"],
+        "trainer-0-rank1": ["two"],
+    }
+    assert len(_numbers(local)) == 3
+    assert _numbers(two) == _numbers(local)
+    for ours, theirs in zip(_numbers(three), _numbers(local), strict=True):
+        assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=0.05)
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-2, abs=1e-3)
+    until(lambda: all(worker.idles() for worker in workers.values()))
 
 
-def test_a_host_without_a_worker_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "forge_core", "run", "quickstart", "--runtime", "monarch"),
-            *("--transport", "shm", "runtime.hosts={far: tcp://127.0.0.1:9}"),
-            f"checkpointing.output_dir={tmp_path}",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+@pytest.mark.slow
+def test_a_cut_generator_host_is_survived_and_comes_back(
+    runs: Callable[..., Run], workers: dict[str, Worker]
+) -> None:
+    steps = 5000  # a lost host takes half a minute to be replaced, and to come back
+    run = runs(
+        _config(trainer={"hosts": ["one"]}, generator={"hosts": ["two", "three"]}),
+        f"training.steps={steps}",
     )
-    assert done.returncode == 1
-    assert "runtime.hosts.far: no worker answers at tcp://127.0.0.1:9" in done.stderr
-    assert "forge worker tcp://127.0.0.1:9" in done.stderr
+    run.until_step(10)
+    workers["three"].cut()
+    run.until(lambda: run.kinds()["replica_restarted"] == 1)
+    (death,) = (e for e in run.lines("events.jsonl") if e["kind"] == "replica_died")
+    assert re.search(r"replica 1 .* on host three\) does not answer: .* cut off", death["message"])
+    assert _places(run)["generator-1-rank0"] == ["three", "two"]
+    # The host has ended what the controller cannot reach, its worker waits.
+    run.until(workers["three"].idles)
+    workers["three"].join()
+    (replica,) = run.ranks("generator-1")
+    os.kill(replica, signal.SIGKILL)
+    run.until(lambda: run.kinds()["replica_restarted"] == 2)
+    assert _places(run)["generator-1-rank0"] == ["three", "two", "three"]
+    assert run.end() == 0, run.printed
+    for event in run.lines("events.jsonl"):
+        if event["kind"] == "replica_restarted":
+            assert 0 < event["data"]["seconds"] < 120
+    metrics = run.lines("metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, steps + 1))
+    assert all(line["groups/total"] == 4 and line["staleness/max"] == 0 for line in metrics)
+    assert max(line.get("mismatch/logprob_abs_max", 0.0) for line in metrics) < 1e-4

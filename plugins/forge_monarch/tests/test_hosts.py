@@ -211,3 +211,30 @@ def test_a_cut_generator_host_is_survived_and_comes_back(
     assert [line["step"] for line in metrics] == list(range(1, steps + 1))
     assert all(line["groups/total"] == 4 and line["staleness/max"] == 0 for line in metrics)
     assert max(line.get("mismatch/logprob_abs_max", 0.0) for line in metrics) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_killed_controller_and_a_cut_trainer_host(
+    runs: Callable[..., Run], workers: dict[str, Worker]
+) -> None:
+    """What was run for a killed controller leaves the hosts, and another run on them goes on. That
+    ends with its own cause when its trainer's host is cut off, and resumes when it is back."""
+    config = _config(trainer={"hosts": ["one"]}, generator={"hosts": ["two"]})
+    long = ("training.steps=100000", "checkpointing.save_interval=10")
+    killed = runs(config, *long, name="killed")
+    run = runs(config, *long, name="cut")
+    killed.until_step(1)
+    run.until(lambda: run.kinds()["checkpoint"])
+    assert len(killed.ranks()) == 3
+    started = len(run.lines("metrics.jsonl"))
+    killed.kill()
+    until(lambda: not killed.ranks(), limit=120)
+    run.until_step(started + 10)
+    workers["one"].cut()
+    assert run.end() == 1, run.printed
+    assert re.search(r"replica 0 of trainer .* on host one\) does not answer", run.printed)
+    assert run.ranks("generator") == []
+    workers["one"].join()
+    until(lambda: all(worker.idles() for worker in workers.values()), limit=120)
+    run.resume(f"training.steps={len(run.lines('metrics.jsonl')) + 2}")
+    assert run.end() == 0, run.printed

@@ -35,8 +35,11 @@ SHUTDOWN_LIMIT = 5.0
 """Seconds that the engine has to end before it is killed."""
 
 
-# A dead engine is reported by ours.
-logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
+# A dead engine is reported by ours, and one that was closed is not dead. A filter, since vLLM's
+# server parts configure logging anew, which resets levels.
+logging.getLogger("vllm.v1.engine.async_llm").addFilter(
+    lambda record: record.levelno >= logging.CRITICAL
+)
 
 
 class SeparateEngine:

@@ -302,6 +302,7 @@ async def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "forge_core", "serve", str(folder), "--port", "0", engine],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -312,7 +313,9 @@ async def test_the_command_serves_until_ctrl_c(folder: Path) -> None:
             answer = client.completions.create(prompt=PROMPT, **GREEDY)
             assert answer.system_fingerprint == "policy-0"
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        _, printed = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "Traceback" not in printed
     finally:
         process.kill()
         process.wait()

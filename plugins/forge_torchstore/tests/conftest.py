@@ -23,6 +23,18 @@ from monarch.actor import Actor, concurrent_endpoint, this_host  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process can import a conftest
 
+_end_client = monarch.actor.unhandled_fault_hook
+
+
+def _outlive_workers(failure: Any) -> None:
+    """By default the death of a process that nobody supervises ends the client. That of a worker is
+    meant, and Monarch may tell of it after the test that killed it."""
+    if not failure.mesh_name.startswith(("worker", "logger")):
+        _end_client(failure)
+
+
+monarch.actor.unhandled_fault_hook = _outlive_workers
+
 Workers = Callable[[int], AbstractAsyncContextManager[list[Any]]]
 
 
@@ -45,10 +57,8 @@ async def _workers(count: int) -> AsyncIterator[list[Any]]:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers() -> Workers:
     """Start handles on workers, each in a process of its own; none is left."""
-    # By default the death of a process that nobody supervises ends the client.
-    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     return _workers
 
 

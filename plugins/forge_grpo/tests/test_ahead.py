@@ -30,7 +30,7 @@ from forge_core import (
 )
 from forge_core.data.order import TaskOrder
 from forge_core.run.plan import early_context
-from forge_core.testing.runs import lines_of, small_config
+from forge_core.testing.runs import StopAt, lines_of, small_config
 from forge_torch.generator.generator import TorchGenerator
 from forge_torch.generator_settings import TorchGeneratorSettings
 from forge_torch.trainer.trainer import TorchTrainer
@@ -132,18 +132,6 @@ def test_it_learns_what_the_synchronous_course_learns(config: dict[str, Any]) ->
         scores[bound] = fmean(row["reward/mean"] for row in rows[-5:])
     assert scores[0] > 0.9
     assert min(scores.values()) > scores[0] - 0.1
-
-
-class StopAt:
-    """Ends the run when a step is done, before its checkpoint."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @hookimpl
-    def forge_step_finished(self, record: Any) -> None:
-        if record.step == self.step:
-            raise RunStopped(f"told to stop at step {self.step}")
 
 
 def test_a_resumed_run_trains_every_task_once_and_what_it_had_sampled(

@@ -42,7 +42,9 @@ async def together(
     if len(errors) < len(answers):
         await asyncio.wait(answers, timeout=GRACE)
         errors = _errors(answers)
-    first = min(errors, key=lambda rank: order.index(answers[rank]))
+    # An answer may be there before its callback has run: it came after all that are in order.
+    came = {answer: place for place, answer in enumerate(order)}
+    first = min(errors, key=lambda rank: came.get(answers[rank], len(answers)))
     error = errors[first]
     words = _words(error)
     for died in errors.values():

@@ -121,7 +121,7 @@ def test_without_presets(
 
 
 HEAVY = (
-    *("torch", "transformers", "safetensors", "datasets", "tensorboard"),
+    *("numpy", "torch", "transformers", "safetensors", "datasets", "tensorboard"),
     *("vllm", "torchtitan", "monarch", "torchstore"),
 )
 

@@ -3,10 +3,11 @@
     python benchmarks/vllm_service.py [--places in-process,process] [--json FILE]
 
 Builds the model folder in a temporary directory, starts both peers (vllm_peer.py), each in a
-process of its own, and gives them the same work in alternation, `--repeats` times: tokens per
+process of its own, and gives them the same work one after the other, `--repeats` times: tokens per
 second at 64 and at 256 requests in flight, and weight updates. In place `process` the engine is a
 process beside the caller's on both sides (the bare peer is vLLM's AsyncLLM), in place `in-process`
-it is inside the caller's (vLLM's LLMEngine). The figure is the median over the repeats. A speed
+it is inside the caller's (vLLM's LLMEngine). Figures are medians over the repeats, and so is the
+ratio of the two in each: they are neighbours in time, whatever the machine does meanwhile. A speed
 ratio above 1 means that Forge is faster, an update ratio above 1 that Forge takes longer.
 
 Run it on an idle machine.
@@ -84,27 +85,36 @@ def measure(
 
     for worker in workers.values():
         worker.ask()
+    workloads: dict[str, dict[str, int]] = {
+        f"{concurrency} requests": {"concurrency": concurrency, "tokens": arguments.tokens}
+        for concurrency in arguments.concurrency
+    }
+    workloads["weight update"] = {"updates": arguments.updates}
     for repeat in range(arguments.repeats + 1):
         # Whoever goes first meets another machine than whoever goes second.
-        order = list(workers.items())
-        for peer, worker in order if repeat % 2 else reversed(order):
-            for concurrency in arguments.concurrency:
-                found = worker.ask({"concurrency": concurrency, "tokens": arguments.tokens})
+        order = list(workers.items()) if repeat % 2 else list(reversed(workers.items()))
+        for workload, task in workloads.items():
+            for peer, worker in order:
+                found = worker.ask(task)
                 if repeat > 0:  # the first round warms up
-                    rate = found["tokens"] / found["seconds"]
-                    add(f"{concurrency} requests", peer, rate)
-            seconds = worker.ask({"updates": arguments.updates})["seconds"]
-            if repeat > 0:
-                add("weight update", peer, median(seconds))
+                    add(workload, peer, _figure(found))
     return figures
 
 
+def _figure(found: dict[str, Any]) -> float:
+    """Tokens per second, or the median seconds of an update."""
+    if "tokens" in found:
+        return float(found["tokens"] / found["seconds"])
+    return float(median(found["seconds"]))
+
+
 def summarize(figures: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
-    """Workload -> the peers' medians and the ratio of Forge to bare."""
+    """Workload -> the peers' medians, and the median ratio of Forge to bare in the same repeat."""
     out = {}
     for workload, peers in figures.items():
         medians = {peer: median(values) for peer, values in peers.items()}
-        out[workload] = {**medians, "forge/bare": medians["forge"] / medians["bare"]}
+        pairs = zip(peers["forge"], peers["bare"], strict=True)
+        out[workload] = {**medians, "forge/bare": median(forge / bare for forge, bare in pairs)}
     return out
 
 
@@ -137,7 +147,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=numbers, default=[64, 256], metavar="N,M")
     parser.add_argument("--tokens", type=int, default=128, help="of each completion")
     parser.add_argument("--updates", type=int, default=5, help="weight updates of a repeat")
-    parser.add_argument("--repeats", type=int, default=7, help="after one that warms up")
+    parser.add_argument("--repeats", type=int, default=9, help="after one that warms up")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser.parse_args()

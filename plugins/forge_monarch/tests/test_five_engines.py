@@ -3,7 +3,6 @@ Monarch has the processes, torch.distributed joins the ranks. They learn, and le
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from forge_core.testing.leftovers import Leftovers
-from forge_core.testing.runs import PATIENCE, Run, lines_of, small_config
+from forge_core.testing.runs import PATIENCE, Run, lines_of, scores_of, small_config
 
 ENGINES = ("--runtime=monarch", "--transport=torchstore", "--generator=vllm", "--trainer=titan")
 
@@ -46,8 +45,7 @@ def test_they_learn_as_the_quickstart_does(
     result = run_forge_process("run", "quickstart", *ENGINES, *short, timeout=3 * PATIENCE)
     assert result.exit_code == 0, result.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    evaluations = json.loads((run / "summary.json").read_text())["evaluations"]
-    scores = {(score["stage"], score["moment"]): score["score"] for score in evaluations}
+    scores = scores_of(run)
     assert scores["sft", "before"] < 0.1
     assert 0.3 < scores["sft", "after"] <= 0.65
     assert scores["grpo", "before"] == scores["sft", "after"]

@@ -31,6 +31,7 @@ from forge_core.services import Health, ReplicaSpec, Service
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_core.testing.distributions import FakeSite
+from forge_core.testing.judges import install_slow_reward, judges
 from forge_core.testing.runs import PATIENCE, Run, lines_of, small_config
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
@@ -40,12 +41,11 @@ TASKS, GROUP = 4, 8
 """Of a step."""
 
 PLUGIN = '''
-    """Tracker ``transcript``, rewards ``chance`` and ``slow``."""
+    """Tracker ``transcript``, reward ``chance``."""
 
     import json
     import random
     import time
-    import zlib
     from pathlib import Path
 
     from forge_core import Component, Settings, hookimpl
@@ -102,22 +102,12 @@ PLUGIN = '''
             return random.Random(self.judged).random()
 
 
-    def slow(sample):
-        """Takes its time, so that its process is killed while it judges."""
-        time.sleep(0.005)
-        return zlib.crc32(sample.completion.encode()) / 2**32
-
-
     def build_transcript(settings, context):
         return Transcript()
 
 
     def build_chance(settings, context):
         return Chance(settings)
-
-
-    def build_slow(settings, context):
-        return slow
 
 
     @hookimpl
@@ -132,7 +122,6 @@ PLUGIN = '''
         yield Component(
             name="chance", settings=ChanceSettings, build=build_chance, summary="by chance"
         )
-        yield Component(name="slow", settings=Settings, build=build_slow, summary="takes its time")
 '''
 
 
@@ -368,17 +357,23 @@ def _natural(name: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", name)]
 
 
+def kill_and_check(watched: Watched, *, kills: int, tolerance: float) -> None:
+    """Kill at least so many; the run ends well, every episode is there, every token's logprob is
+    within ``tolerance`` of what its version gives it."""
+    killed = kill_at_random(watched, kills=kills, seed=SEED)
+    assert killed >= kills
+    watched.run.until(lambda: watched.all_back(killed))
+    watched.release.touch()
+    assert watched.run.end() == 0, watched.run.printed
+    assert watched.run.ranks() == []
+    check_deaths(watched, killed)
+    check_versions(watched, check_episodes(watched), tolerance)
+
+
 @pytest.mark.slow
 def test_ten_killed_generators_are_never_seen_by_the_run(watched: Callable[..., Watched]) -> None:
     run = watched(steps=100, generator={"replicas": 3})
-    killed = kill_at_random(run, kills=10, seed=SEED)
-    assert killed >= 10
-    run.run.until(lambda: run.all_back(killed))
-    run.release.touch()
-    assert run.run.end() == 0, run.run.printed
-    assert run.run.ranks() == []
-    check_deaths(run, killed)
-    check_versions(run, check_episodes(run), tolerance=1e-4)
+    kill_and_check(run, kills=10, tolerance=1e-4)
 
 
 @pytest.mark.slow
@@ -393,14 +388,7 @@ def test_killed_engines_are_never_seen_by_the_run(watched: Callable[..., Watched
             "engine": {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 64},
         },
     )
-    killed = kill_at_random(run, kills=3, seed=SEED)
-    assert killed >= 3
-    run.run.until(lambda: run.all_back(killed))
-    run.release.touch()
-    assert run.run.end() == 0, run.run.printed
-    assert run.run.ranks() == []
-    check_deaths(run, killed)
-    check_versions(run, check_episodes(run), tolerance=1e-3)
+    kill_and_check(run, kills=3, tolerance=1e-3)
 
 
 @pytest.mark.slow
@@ -409,8 +397,7 @@ def test_ten_killed_reward_workers_cost_no_episode_its_reward(
 ) -> None:
     """The processes that judge, those that stand over them, and the workers that have these."""
     kills, steps = 10, 30
-    (tmp_path / "run").mkdir()
-    FakeSite(tmp_path / "run")("kills", PLUGIN)
+    install_slow_reward(tmp_path / "run")
     run = runs(
         small_config(
             training={"steps": steps, "batch_size": TASKS * GROUP, "learning_rate": 0.003},
@@ -427,8 +414,8 @@ def test_ten_killed_reward_workers_cost_no_episode_its_reward(
     for moment in range(1, 2 * kills, 2):
         run.until_step(moment)
         time.sleep(chance.uniform(0, 0.1))
-        run.until(lambda: _judging(run))
-        killed.add(victim := chance.choice(chance.choice(_judging(run))))
+        run.until(lambda: _under_workers(run))
+        killed.add(victim := chance.choice(chance.choice(_under_workers(run))))
         os.kill(victim, signal.SIGKILL)
     assert run.end() == 0, run.printed
     assert len(killed) == kills
@@ -445,23 +432,10 @@ def test_ten_killed_reward_workers_cost_no_episode_its_reward(
         assert not episode["failures"]
 
 
-def _judging(run: Run) -> list[list[int]]:
+def _under_workers(run: Run) -> list[list[int]]:
     """For each process that judges: itself, the one that stands over it, and the worker."""
-    parents = {}
-    judging = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                stat = (process / "stat").read_text().rpartition(")")[2].split()
-                words = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            parents[int(process.name)] = int(stat[1])
-            if b"forge_core.rewards.worker" in words and stat[0] not in "ZX":
-                judging.append(int(process.name))
     workers = run.ranks("rewards")
-    chains = [[pid, parents[pid], parents.get(parents[pid], 0)] for pid in judging]
-    return [chain for chain in chains if chain[2] in workers]
+    return [line[:3] for line in judges(run) if len(line) > 2 and line[2] in workers]
 
 
 @pytest.mark.slow
@@ -469,8 +443,7 @@ def test_a_killed_trainer_rank_ends_the_run_which_resumes_to_the_same_numbers(
     runs: Callable[..., Run], tmp_path: Path
 ) -> None:
     for name in ("undisturbed", "killed"):
-        (tmp_path / name).mkdir()
-        FakeSite(tmp_path / name)("kills", PLUGIN)
+        install_slow_reward(tmp_path / name)
     config = small_config(
         rewards={"slow": {}},
         training={"steps": 20, "batch_size": 32, "learning_rate": 0.003},

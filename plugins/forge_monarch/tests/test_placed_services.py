@@ -10,33 +10,10 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.distributions import FakeSite
+from forge_core.testing.judges import install_slow_reward
 from forge_core.testing.runs import Run, small_config
 
 STEPS, EPISODES = 16, 32
-
-PLUGIN = '''
-    """Reward ``slow``: takes its time, so that it is killed while it judges."""
-
-    import time
-    import zlib
-
-    from forge_core import Component, Settings, hookimpl
-
-
-    def slow(sample):
-        time.sleep(0.01)
-        return zlib.crc32(sample.completion.encode()) % 100 / 100
-
-
-    def build(settings, context):
-        return slow
-
-
-    @hookimpl
-    def forge_rewards():
-        yield Component(name="slow", settings=Settings, build=build, summary="takes its time")
-'''
 
 CONFIG = small_config(
     rewards={"slow": {"deadline": 300}},
@@ -69,8 +46,7 @@ def start(runs: Start, tmp_path: Path) -> Start:
     """``start(config, name, *arguments)``: a run that finds the reward."""
 
     def make(config: dict[str, Any], name: str, *arguments: str) -> Run:
-        (tmp_path / name).mkdir()
-        FakeSite(tmp_path / name)("slow-reward", PLUGIN)
+        install_slow_reward(tmp_path / name)
         return runs(config, *arguments, name=name)
 
     return make

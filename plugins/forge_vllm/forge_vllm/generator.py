@@ -16,11 +16,11 @@ from forge_core.types import Completion, CompletionPart, Sampling, WeightManifes
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.names import vllm_version
 from forge_vllm.sampling import (
+    RequestParams,
     check_sampling,
     completion,
     completion_part,
     is_refusal,
-    sampling_params,
 )
 from forge_vllm.settings import VllmSettings, check_transport, generator_location
 from forge_vllm.supported import check_model
@@ -54,6 +54,7 @@ class VllmGenerator:
         self._engine = self._start()
         self._window: int = self._engine.vllm_config.model_config.max_model_len
         self._vocabulary: int = self._engine.vllm_config.model_config.get_vocab_size()
+        self._params = RequestParams(settings.sampling)
         self._updating = asyncio.Lock()
         self._unusable: ForgeError | None = None
         self._server: PolicyServer | None = None
@@ -73,8 +74,7 @@ class VllmGenerator:
             WeightMismatch: the last weight update failed.
         """
         most = self._most_tokens(prompt, sampling)
-        extra = self._settings.sampling
-        params = [sampling_params(sampling, index, most, extra) for index in range(sampling.n)]
+        params = [self._params.of(sampling, index, most) for index in range(sampling.n)]
         self._running += sampling.n
         try:
             outputs = await self._engine.generate(prompt, params, sampling.priority)
@@ -103,7 +103,7 @@ class VllmGenerator:
         if sampling.n != 1:
             raise DataError(f"sampling.n is {sampling.n}; a stream is of one completion")
         most = self._most_tokens(prompt, sampling)
-        params = sampling_params(sampling, 0, most, self._settings.sampling, stream=True)
+        params = self._params.of(sampling, 0, most, stream=True)
         count = 0
         self._running += 1
         try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.inputs import tokens_input
 from vllm.triton_utils import dispatcher
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -91,6 +92,7 @@ class InProcessEngine:
         self._lock = threading.Lock()  # for work and over
         self._work: deque[_Work] = deque()
         self._wake = threading.Event()
+        self._waking = False  # the loop's: whether it will set that in its next round
         self._over: str | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._drive, name="vllm-engine", daemon=True)
@@ -178,13 +180,11 @@ class InProcessEngine:
         """Queue requests for the thread; returns their names."""
         names = [str(self._named + place) for place in range(len(params))]
         self._named += len(params)
-        tokens = list(prompt)
+        tokens = tokens_input(list(prompt))  # has nothing to be rendered
 
         def add() -> None:
             for name, each, receiver in zip(names, params, receivers, strict=True):
-                self._engine.add_request(
-                    name, {"prompt_token_ids": tokens}, each, priority=priority
-                )
+                self._engine.add_request(name, tokens, each, priority=priority)
                 self._receivers[name] = receiver
 
         self._do(_Work(add, receivers))
@@ -200,8 +200,14 @@ class InProcessEngine:
             if self._over is not None:
                 raise ReplicaDied(self._over)
             self._work.append(work)
-        # Once all callers of this round of the loop have asked, so that they share a prefill.
-        self._loop.call_soon(self._wake.set)
+        if not self._waking:
+            # Once all callers of this round of the loop have asked, so that they share a prefill.
+            self._waking = True
+            self._loop.call_soon(self._rouse)
+
+    def _rouse(self) -> None:
+        self._waking = False
+        self._wake.set()
 
     # In the thread.
 

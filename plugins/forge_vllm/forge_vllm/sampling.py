@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from forge_core.errors import DataError, RunFailed
@@ -46,55 +48,89 @@ def check_sampling(sampling: Sampling) -> None:
             raise DataError(f"sampling.{name} is {getattr(sampling, name)}; it must be {allowed}")
 
 
-def sampling_params(
-    sampling: Sampling,
-    index: int,
-    max_tokens: int,
-    extra: Mapping[str, Any],
-    *,
-    stream: bool = False,
-) -> SamplingParams:
-    """Parameters of sample ``index`` of a prompt, which is a request of its own to vLLM.
-
+class RequestParams:
+    """Makes the parameters of vLLM's requests. Each sample of a prompt is a request of its own:
     vLLM would seed sample i of n with seed + i, so that neighbouring seeds share samples.
 
+    Requests that differ in nothing share one object, which vLLM copies (``skip_clone`` has it copy
+    no deeper): to make and check one takes longer than all else that is done for a request.
+
     Args:
-        sampling: of all its samples, checked.
-        index: of this one.
-        max_tokens: within the window.
         extra: vLLM's own parameters from the settings.
-        stream: hand out tokens as they come, not only when all are there.
-
-    Raises:
-        DataError: vLLM refuses the parameters.
     """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    try:
-        own = dict(extra)
-        if "structured_outputs" in own:  # a new one for each: the engine writes to it
-            own["structured_outputs"] = StructuredOutputsParams(**own["structured_outputs"])
+    def __init__(self, extra: Mapping[str, Any]) -> None:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        self._extra = dict(extra)
+        self._structured: dict[str, Any] | None = self._extra.pop("structured_outputs", None)
+        self._structured_class = StructuredOutputsParams
+        self._seedless = lru_cache(maxsize=64)(self._make)
+
+    def of(
+        self, sampling: Sampling, index: int, max_tokens: int, *, stream: bool = False
+    ) -> SamplingParams:
+        """Parameters of sample ``index`` of a prompt.
+
+        Args:
+            sampling: of all its samples, checked.
+            index: of this one.
+            max_tokens: within the window.
+            stream: hand out tokens as they come, not only when all are there.
+
+        Raises:
+            DataError: vLLM refuses the parameters.
+        """
+        try:
+            params = self._seedless(
+                max_tokens,
+                sampling.temperature,
+                sampling.top_p,
+                sampling.top_k,
+                tuple(sampling.stop_token_ids),
+                tuple(sampling.stop),
+                stream,
+            )
+            if sampling.seed is None and self._structured is None:
+                return params
+            params = copy(params)
+            if sampling.seed is not None:
+                params.seed = derive_seed(sampling.seed, index)
+            if self._structured is not None:  # a new one for each: the engine writes to it
+                params.structured_outputs = self._structured_class(**self._structured)
+        except Exception as error:
+            if is_refusal(error):
+                raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
+            raise
+        return params
+
+    def _make(
+        self,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        stop_token_ids: tuple[int, ...],
+        stop: tuple[str, ...],
+        stream: bool,
+    ) -> SamplingParams:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
         return SamplingParams(
-            **own,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=None if sampling.seed is None else derive_seed(sampling.seed, index),
-            stop_token_ids=list(sampling.stop_token_ids),
-            stop=list(sampling.stop),
+            **self._extra,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            stop_token_ids=list(stop_token_ids),
+            stop=list(stop),
             ignore_eos=True,
             max_tokens=max_tokens,
             logprobs=0,
             flat_logprobs=True,
-            detokenize=bool(sampling.stop),
+            detokenize=bool(stop),
             output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
-    except Exception as error:
-        if is_refusal(error):
-            raise DataError(f"vLLM refuses the sampling parameters: {error}") from error
-        raise
 
 
 def is_refusal(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.inputs import tokens_input
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -157,7 +158,7 @@ class SeparateEngine:
     ) -> AsyncGenerator[RequestOutput]:
         """Of a request; closing it aborts what is not finished."""
         self._requests[name] = None
-        tokens = {"prompt_token_ids": list(prompt)}
+        tokens = tokens_input(list(prompt))  # has nothing to be rendered
         try:
             async with aclosing(
                 self._engine.generate(tokens, params, name, priority=priority)

@@ -11,7 +11,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from forge_core import Sampling
 from forge_core.errors import ConfigError, DataError, RunFailed
 from forge_core.testing.context import bare_context
-from forge_vllm.sampling import check_sampling, completion, completion_part, sampling_params
+from forge_vllm.sampling import RequestParams, check_sampling, completion, completion_part
 from forge_vllm.settings import VllmSettings, check_generator
 
 
@@ -62,17 +62,30 @@ def test_parts_of_a_stream_take_their_versions_from_the_whole() -> None:
 
 
 def test_samples_of_a_prompt_have_streams_of_their_own() -> None:
+    params = RequestParams({})
     seeds = {
-        sampling_params(Sampling(seed=seed, n=8), index, 5, {}).seed
+        params.of(Sampling(seed=seed, n=8), index, 5).seed
         for seed in range(8)
         for index in range(8)
     }
     assert len(seeds) == 64
-    assert sampling_params(Sampling(n=2), 1, 5, {}).seed is None
+    assert params.of(Sampling(n=2), 1, 5).seed is None
+
+
+def test_what_differs_in_the_seed_alone_is_made_once_and_shares_no_seed() -> None:
+    params = RequestParams({})
+    plain = params.of(Sampling(), 0, 5)
+    assert params.of(Sampling(n=2, priority=1), 1, 5) is plain
+    assert params.of(Sampling(), 0, 6).max_tokens == 6
+    assert params.of(Sampling(temperature=0.5), 0, 5).temperature == 0.5
+    assert params.of(Sampling(), 0, 5, stream=True).output_kind != plain.output_kind
+    first, second = (params.of(Sampling(seed=1), index, 5) for index in range(2))
+    assert first.seed != second.seed
+    assert plain.seed is None
 
 
 def test_the_models_end_of_sequence_stops_only_where_it_is_asked_for() -> None:
-    params = sampling_params(Sampling(stop_token_ids=(4,), max_tokens=9), 0, 5, {"min_p": 0.1})
+    params = RequestParams({"min_p": 0.1}).of(Sampling(stop_token_ids=(4,), max_tokens=9), 0, 5)
     assert params.ignore_eos
     assert params.stop_token_ids == [4]
     assert params.max_tokens == 5
@@ -81,7 +94,7 @@ def test_the_models_end_of_sequence_stops_only_where_it_is_asked_for() -> None:
 
 def test_parameters_that_vllm_refuses() -> None:
     with pytest.raises(DataError, match=r"vLLM refuses the sampling parameters: .*min_p"):
-        sampling_params(Sampling(), 0, 5, {"min_p": 3})
+        RequestParams({"min_p": 3}).of(Sampling(), 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +107,15 @@ def test_values_out_of_range(wrong: dict[str, Any]) -> None:
 
 def test_structured_outputs_are_of_vllms_own_class() -> None:
     extra = {"structured_outputs": {"choice": ["yes", "no"]}}
-    first, second = (sampling_params(Sampling(), index, 5, extra) for index in range(2))
+    params = RequestParams(extra)
+    first, second = (params.of(Sampling(), index, 5) for index in range(2))
     assert isinstance(first.structured_outputs, StructuredOutputsParams)
     assert first.structured_outputs.choice == ["yes", "no"]
     assert first.structured_outputs is not second.structured_outputs
     with pytest.raises(DataError, match="only use one kind"):
-        sampling_params(Sampling(), 0, 5, {"structured_outputs": {"regex": "a", "choice": ["yes"]}})
+        RequestParams({"structured_outputs": {"regex": "a", "choice": ["yes"]}}).of(
+            Sampling(), 0, 5
+        )
 
 
 @pytest.mark.parametrize(

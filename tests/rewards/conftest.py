@@ -123,7 +123,7 @@ def gone(pid):
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def wait_gone(*pids, seconds=5.0):
+def wait_gone(*pids, seconds=20.0):
     limit = time.monotonic() + seconds
     while not all(gone(pid) for pid in pids):
         assert time.monotonic() < limit, [pid for pid in pids if not gone(pid)]

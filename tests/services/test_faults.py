@@ -12,7 +12,7 @@ from forge_core.services import Health
 
 
 async def until(condition):
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -185,7 +185,7 @@ async def test_close_does_not_wait_for_a_replica_that_will_not_stop(site, start)
     site.stop_seconds = 30.0
     started = time.monotonic()
     await policy.close()
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 10.0
     assert site.events[-1] == ("close_failed", "policy: replica 1 did not stop within 0.05 s")
 
 

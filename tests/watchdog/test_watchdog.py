@@ -22,7 +22,7 @@ class Listener:
         self.heard = []
 
     def wait_for(self, count):
-        limit = time.monotonic() + 5
+        limit = time.monotonic() + 20
         while len(self.heard) < count and time.monotonic() < limit:
             time.sleep(0.005)
         assert len(self.heard) >= count

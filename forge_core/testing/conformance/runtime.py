@@ -32,8 +32,7 @@ from forge_core.testing.context import bare_context
 from forge_core.types import WeightManifest
 
 PATIENCE = 60.0
-"""Seconds that a process may take to start, on a machine that does other work."""
-
+"""Seconds that a start, an answer or a death may take on a machine that does other work."""
 
 GONE = "was killed by SIGKILL"
 """What the cause of a killed process's death says."""
@@ -204,7 +203,7 @@ class RuntimeConformance:
     async def test_a_component_can_say_that_it_is_dead(self, replica: Replica) -> None:
         with pytest.raises(ReplicaDied, match="the engine is gone"):
             await replica.call("die", (), {})
-        assert "the engine is gone" in await asyncio.wait_for(replica.wait_dead(), 5)
+        assert "the engine is gone" in await asyncio.wait_for(replica.wait_dead(), PATIENCE)
         with pytest.raises(ReplicaDied, match="the engine is gone"):
             await replica.call("place", (), {})
         await replica.stop()
@@ -267,10 +266,10 @@ class ProcessRuntimeConformance(RuntimeConformance):
         in_flight = asyncio.ensure_future(_call(replica, "wait"))
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
-        cause = await asyncio.wait_for(replica.wait_dead(), 5)
+        cause = await asyncio.wait_for(replica.wait_dead(), PATIENCE)
         assert re.search(GONE, cause)
         with pytest.raises(ReplicaDied, match=GONE) as death:
-            await asyncio.wait_for(in_flight, 5)
+            await asyncio.wait_for(in_flight, PATIENCE)
         assert "the last words" in death.value.log_tail
         with pytest.raises(ReplicaDied, match=GONE):
             await replica.call("place", (), {})
@@ -316,7 +315,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
         assert await replica.call("add", (1,), {}) == 2, "the replica lives on"
         with pytest.raises(ZeroDivisionError, match="alone"):
             await replica.call("fail_alone", ("alone",), {})
-        cause = await asyncio.wait_for(replica.wait_dead(), 5)
+        cause = await asyncio.wait_for(replica.wait_dead(), PATIENCE)
         assert "the others waited for it" in cause
         await replica.stop()
 
@@ -326,7 +325,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
         replica = await runtime.spawn(self._spec(probe, context, procs=2))
         pid = await replica.call("pid", (), {})
         os.kill(pid, signal.SIGKILL)
-        assert "rank 0" in await asyncio.wait_for(replica.wait_dead(), 5)
+        assert "rank 0" in await asyncio.wait_for(replica.wait_dead(), PATIENCE)
         await replica.stop()
 
     async def test_close_leaves_no_process(
@@ -385,7 +384,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
             await asyncio.sleep(0.1)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(RunFailed, match=GONE):
-                await asyncio.wait_for(call, 10)
+                await asyncio.wait_for(call, PATIENCE)
         finally:
             await service.close()
 
@@ -394,7 +393,7 @@ async def _call(replica: Replica, method: str, *args: Any) -> Any:
     return await replica.call(method, args, {})
 
 
-async def _until(condition: Any, seconds: float = 10.0) -> None:
+async def _until(condition: Any, seconds: float = PATIENCE) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)

@@ -124,7 +124,7 @@ async def test_a_killed_engine_is_noticed_and_comes_back_with_the_current_weight
     assert max(gaps) < (back - killed) / 2  # other replicas would have gone on
     told, message = policy.events[0]
     assert "replica 0 died: vLLM's engine process died" in message
-    assert told - killed < 5
+    assert told - killed < 10
     for (completion,) in answers:
         assert len(completion.tokens) == 400
         assert set(completion.versions) == {policy.versions.last}

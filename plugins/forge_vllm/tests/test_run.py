@@ -88,7 +88,7 @@ def test_an_engine_that_is_killed_comes_back_with_current_weights(
     events = run.lines("events.jsonl")
     (death,) = (event for event in events if event["kind"] == "replica_died")
     assert "replica 0" in death["message"]
-    assert 0 <= death["time"] - killed < 5
+    assert 0 <= death["time"] - killed < 10
     (back,) = (event for event in events if event["kind"] == "replica_restarted")
     assert back["time"] > death["time"]
     rows = run.lines("metrics.jsonl")

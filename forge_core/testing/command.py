@@ -45,7 +45,7 @@ def run_as_process(
     cwd: Path,
     python_path: Sequence[Path] = (),
     environ: Mapping[str, str] | None = None,
-    timeout: float = 60,
+    timeout: float = 300,
 ) -> CommandResult:
     """Call the command as a process of its own, undisturbed by the caller's ``FORGE_*`` variables.
 

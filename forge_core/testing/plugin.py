@@ -62,7 +62,7 @@ def run_forge() -> Callable[..., CommandResult]:
 
 @pytest.fixture
 def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
-    """``run_forge_process(*arguments, cwd=tmp_path, environ=None, timeout=60)``: as a process.
+    """``run_forge_process(*arguments, cwd=tmp_path, environ=None, timeout=300)``: as a process.
 
     See ``forge_core.testing.command.run_as_process``.
     """
@@ -72,7 +72,7 @@ def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
         *arguments: str,
         cwd: Path = tmp_path,
         environ: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 300,
     ) -> CommandResult:
         return run_as_process(
             *arguments,

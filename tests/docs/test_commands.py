@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load(result.stdout)
     config["name"] = "my"
     (folder / "my.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    result = run_as_process("run", "quickstart", cwd=folder, environ=SMALL, timeout=120)
+    result = run_as_process("run", "quickstart", cwd=folder, environ=SMALL, timeout=600)
     assert result.exit_code == 0, result.stderr
     return folder
 
@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_documented(folder: Path, installed_guide: Path) -> Callable[[list[str]], Any]:
     def run(arguments: list[str]) -> Any:
         return run_as_process(
-            *arguments, cwd=folder, python_path=[installed_guide], environ=SMALL, timeout=180
+            *arguments, cwd=folder, python_path=[installed_guide], environ=SMALL, timeout=600
         )
 
     return run
@@ -123,7 +123,7 @@ def test_the_readmes_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     # As a script of its own: what it defines lives in __main__ and reaches the reward process.
     (tmp_path / "program.py").write_text(program)
-    subprocess.run([sys.executable, "program.py"], check=True, timeout=120)
+    subprocess.run([sys.executable, "program.py"], check=True, timeout=600)
     (run,) = (tmp_path / "runs").iterdir()
     assert '"reward/part/brevity"' in (run / "metrics.jsonl").read_text().splitlines()[-1]
 

@@ -23,7 +23,7 @@ entry_point()
 
 def _forge(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=300
     )
 
 

@@ -138,7 +138,7 @@ def test_no_vllm(small_config: Config, write_config: Any, tmp_path: Path) -> Non
         "sys.exit(main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "without.py", "run", str(write_config(small_config)), "--dry-run"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2, result.stderr
     line = error_line(result.stderr)
     assert "vLLM is not installed" in line

@@ -140,13 +140,23 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self._screen, keys.encode())
 
-    def until(self, text: str, timeout: float = 60) -> str:
-        """Everything on the screen up to a text that has not been read before."""
+    def until(self, text: str, keys: str = "") -> str:
+        """Everything on the screen up to a text that has not been read before.
+
+        Args:
+            text: not read before.
+            keys: pressed until it comes, every five seconds.
+        """
         seen = ""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + 60
+        press = time.monotonic()
         while text not in seen:
-            left = end - time.monotonic()
-            assert left > 0, f"no {text!r} in {seen!r}"
+            now = time.monotonic()
+            assert now < end, f"no {text!r} in {seen!r}"
+            if keys and now >= press:
+                self.send(keys)
+                press = now + 5
+            left = (press if keys else end) - now
             if select.select([self._screen], [], [], left)[0]:
                 try:
                     seen += os.read(self._screen, 1).decode(errors="replace")
@@ -217,9 +227,9 @@ def test_a_chat_on_a_terminal(terminal: Terminal, talkative: Path) -> None:
     terminal.until("error: the model's tokenizer cannot encode 'xyz'")
     terminal.until("> ")
     terminal.send("half a line")
-    terminal.until("half a line")  # readline waits: a signal before that is seen at the next key
-    terminal.send("\x03")
-    terminal.until("(ctrl-D leaves)")
+    terminal.until("half a line")
+    # Again if need be: a signal that comes just before readline waits is seen at the next key.
+    terminal.until("(ctrl-D leaves)", keys="\x03")
     terminal.until("> ")
     terminal.send("\x04")
     assert terminal.process.wait(timeout=30) == 0

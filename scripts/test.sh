@@ -12,4 +12,5 @@ ruff format --check .
 say "mypy"
 mypy
 say "pytest"
-exec pytest "$@"
+# Two files at a time: much of a test is waiting for a process that starts or for one that is to die.
+exec pytest -n 2 --dist loadfile "$@"

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -171,10 +172,12 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Make standard input the controlling terminal, so that ctrl-C is a signal."""
+    """Make standard input the controlling terminal, so that ctrl-C is a signal, and heed it: what a
+    shell starts in the background does not, nor what that starts."""
     import fcntl
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

@@ -87,7 +87,7 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+def workers(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
     """Three hosts, each with a worker that serves all tests; nothing is left of a run on them."""
     made = subprocess.run([SCRIPT, "up", "3"], capture_output=True, text=True, check=False)
     if made.returncode == 3:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -42,24 +43,25 @@ def test_nodes_of_a_job_as_older_and_newer_slurms_tell_them() -> None:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> Iterator[dict[str, str]]:
+def slurm(hosts: None) -> Iterator[dict[str, str]]:
     """A cluster of two nodes on this machine; yields the environment that leads there."""
     missing = [name for name in ("sbatch", "slurmctld", "slurmd") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no {', '.join(missing)} here: apt-get install slurmctld slurmd slurm-client")
-    folder = tmp_path / "slurm"
-    made = subprocess.run(
-        [SCRIPTS / "slurm.sh", "up", "2", folder], capture_output=True, text=True, check=False
-    )
-    try:
-        if made.returncode == 3:
-            pytest.fail(made.stderr)
-        if made.returncode:
-            pytest.skip(f"no SLURM can be started here: {made.stderr.strip()}")
-        yield process_environ() | {"SLURM_CONF": str(folder / "slurm.conf")}
-    finally:
-        if made.returncode != 3:
-            subprocess.run([SCRIPTS / "slurm.sh", "down", folder], check=True)
+    # SLURM has sockets there, whose paths may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        made = subprocess.run(
+            [SCRIPTS / "slurm.sh", "up", "2", folder], capture_output=True, text=True, check=False
+        )
+        try:
+            if made.returncode == 3:
+                pytest.fail(made.stderr)
+            if made.returncode:
+                pytest.skip(f"no SLURM can be started here: {made.stderr.strip()}")
+            yield process_environ() | {"SLURM_CONF": f"{folder}/slurm.conf"}
+        finally:
+            if made.returncode != 3:
+                subprocess.run([SCRIPTS / "slurm.sh", "down", folder], check=True)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -287,6 +288,37 @@ class ProcessRuntimeConformance(RuntimeConformance):
         )
         with pytest.raises(ReplicaDied, match="ended with exit code 7"):
             await asyncio.wait_for(runtime.spawn(self._spec(selection, context)), PATIENCE)
+
+    async def test_a_start_that_is_cancelled_leaves_nothing(
+        self, runtime: Runtime, context: BuildContext, tmp_path: Path
+    ) -> None:
+        """As where a run ends while a replica is started again."""
+        word = tmp_path / "pid"
+
+        def build(settings: Settings, context: BuildContext) -> None:
+            word.write_text(f"{os.getpid()}\n")
+            time.sleep(600)
+
+        component: Component[None] = Component(
+            name="held", settings=Settings, build=build, summary=""
+        )
+        selection: Selection[Any] = Selection(
+            family="generator", component=component, settings=Settings()
+        )
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(context)
+        )
+        start = asyncio.ensure_future(runtime.spawn(self._spec(selection, context)))
+        await _until(lambda: word.exists() and word.read_text().endswith("\n"))
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await _until(lambda: not _alive(int(word.read_text())))
+        del start
+        gc.collect()  # asyncio complains of what nobody asked for once that is thrown away
+        await asyncio.sleep(0)
+        assert not complaints
 
     async def test_a_method_that_holds_its_process_is_no_death(self, replica: Replica) -> None:
         await replica.call("block", (1.5,), {})

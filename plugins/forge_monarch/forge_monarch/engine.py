@@ -9,6 +9,7 @@ import os
 import sys
 
 from forge_core import PluginError
+from forge_core.processes.descriptors import raise_limit
 
 TUNING = {
     # How soon a death is noticed. Default 10 s: too long for requests in flight to wait.
@@ -29,6 +30,7 @@ def load(hang_after: float) -> None:
         PluginError: it is not installed, or cannot be imported.
     """
     imported = "monarch" in sys.modules
+    raise_limit()
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
     try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -48,3 +51,36 @@ class TestOnThisHost(ProcessRuntimeConformance):
             assert not Path(f"/proc/{pid}").exists()
         finally:
             await runtime.close()
+
+
+MANY_RUNS = """
+    import asyncio
+    from forge_core import Component, Placement, Selection, Settings
+    from forge_core.services import ReplicaSpec
+    from forge_core.testing.context import bare_context
+    from forge_monarch.plugin import MONARCH
+    from forge_monarch.settings import MonarchSettings
+
+    async def run():
+        runtime = MONARCH.build(MonarchSettings(), bare_context())
+        component = Component(name="any", settings=Settings, build=lambda *_: object(), summary="")
+        selection = Selection(family="generator", component=component, settings=Settings())
+        spec = ReplicaSpec(
+            name="generator", index=0, placement=Placement(), selection=selection,
+            context=bare_context(),
+        )
+        await (await runtime.spawn(spec)).stop()
+        await runtime.close()
+
+    for _ in range(3):
+        asyncio.run(run())
+"""
+
+
+def test_few_descriptors_do_not_end_a_process_that_runs_often(tmp_path: Path) -> None:
+    """Monarch keeps those of an actor in the controller to the end of the process."""
+    script = tmp_path / "runs.py"
+    script.write_text(textwrap.dedent(MANY_RUNS))
+    command = ["bash", "-c", f"ulimit -Sn 48; exec {sys.executable} {script}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

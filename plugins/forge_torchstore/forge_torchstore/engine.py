@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from forge_core import PluginError, UsageError
+from forge_core.processes.descriptors import raise_limit
 
 TUNING = {
     # Bytes of the longest message. The default of 10 MB ends the client at a longer one, and
@@ -41,6 +42,7 @@ def load() -> Any:
         UsageError: this process is no part of the run's Monarch world.
     """
     imported = "monarch" in sys.modules
+    raise_limit()
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
     try:

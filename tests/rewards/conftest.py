@@ -89,7 +89,7 @@ def build_scripted(settings, context):
     return Scripted()
 
 
-def scripted(weight=1.0, deadline=5.0, failure_reward=0.0, fault=""):
+def scripted(weight=1.0, deadline=30.0, failure_reward=0.0, fault=""):
     component = Component(
         name="scripted", settings=ScriptedSettings, build=build_scripted, summary="for tests"
     )
@@ -123,7 +123,7 @@ def gone(pid):
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def wait_gone(*pids, seconds=20.0):
+def wait_gone(*pids, seconds=120.0):
     limit = time.monotonic() + seconds
     while not all(gone(pid) for pid in pids):
         assert time.monotonic() < limit, [pid for pid in pids if not gone(pid)]

@@ -83,7 +83,7 @@ def script(tmp_path):
 
 
 def read_pids(path):
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while not (path.exists() and len(path.read_text().split()) > 1):
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -117,7 +117,7 @@ def test_the_inner_process_dies_with_the_outer(script, tmp_path, until_gone):
 def test_a_script_that_forgets_to_close_leaves_nothing(script, tmp_path):
     done = subprocess.run([*script, "ab"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while str(tmp_path) in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
         assert time.monotonic() < limit
         time.sleep(0.02)
@@ -127,19 +127,19 @@ async def test_a_passed_deadline_kills_what_the_reward_started(
     pool_of, part, episodes, tmp_path, until_gone
 ):
     scored = episodes("1", f"spawn {tmp_path / 'pids'}")
-    await pool_of({"a": part(deadline=0.5)}).score(scored)
-    assert scored[1].failures == {"a": "deadline of 0.5 s passed"}
+    await pool_of({"a": part(deadline=2.0)}).score(scored)
+    assert scored[1].failures == {"a": "deadline of 2 s passed"}
     until_gone(*read_pids(tmp_path / "pids"))
 
 
 async def test_close_leaves_no_process_or_thread(pool_of, part, episodes, until_gone):
-    pool = pool_of({"a": part(deadline=0.2)}, replicas=2)
+    pool = pool_of({"a": part(deadline=1.0)}, replicas=2)
     scored = episodes("pid", "pid", "pid", "hang", "exit 1")
     await pool.score(scored)
     await pool.close()
     await pool.close()
     until_gone(*(int(episode.reward) for episode in scored[:3]))
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while any(thread.name.startswith("forge-rewards") for thread in threading.enumerate()):
         assert time.monotonic() < limit
         await asyncio.sleep(0.01)
@@ -163,7 +163,7 @@ async def test_close_while_a_sample_hangs(pool_of, part, episodes):
     await pool.close()
     with pytest.raises(RunFailed, match="closed"):
         await scoring
-    assert time.monotonic() - started < 20.0
+    assert time.monotonic() - started < 50.0
 
 
 async def test_a_cancelled_call_frees_its_worker(pool_of, part, episodes, tmp_path, until_gone):

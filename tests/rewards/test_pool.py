@@ -52,12 +52,12 @@ FAILURES = {
     "sys.exit 3": "SystemExit: 3",
     "exit 3": "the process ended with exit code 3",
     "segfault": "the process was killed by SIGSEGV",
-    "hang": "deadline of 0.3 s passed",
+    "hang": "deadline of 2 s passed",
 }
 
 
 async def test_a_failure_costs_that_sample_its_reward_and_nobody_else(pool_of, part, episodes):
-    pool = pool_of({"a": part(deadline=0.3, failure_reward=-1.0, weight=2.0)})
+    pool = pool_of({"a": part(deadline=2.0, failure_reward=-1.0, weight=2.0)})
     texts = [text for failing in FAILURES for text in ("1", failing)]
     scored = episodes(*texts, "0.5")
     await pool.score(scored)
@@ -105,8 +105,8 @@ async def test_a_long_message_is_cut(pool_of, part, episodes):
 
 
 async def test_the_deadline_is_each_samples_own(pool_of, part, episodes):
-    pool = pool_of({"a": part(deadline=0.4)})
-    scored = episodes(*["sleep 0.1"] * 8)
+    pool = pool_of({"a": part(deadline=1.5)})
+    scored = episodes(*["sleep 0.25"] * 8)
     await pool.score(scored)
     assert [episode.reward for episode in scored] == [1.0] * 8
 
@@ -120,12 +120,12 @@ async def test_parts_have_deadlines_of_their_own(pool_of, part, episodes):
 
 
 async def test_a_blocked_event_loop_makes_no_sample_late(pool_of, part, episodes):
-    pool = pool_of({"a": part(deadline=0.3)})
+    pool = pool_of({"a": part(deadline=1.5)})
     await pool.score(episodes("1"))
     scored = episodes(*["sleep 0.05"] * 4)
     scoring = asyncio.ensure_future(pool.score(scored))
     await asyncio.sleep(0.02)
-    time.sleep(0.7)  # a trainer's step
+    time.sleep(2.0)  # a trainer's step
     await scoring
     assert [episode.failures for episode in scored] == [{}] * 4
 
@@ -133,14 +133,14 @@ async def test_a_blocked_event_loop_makes_no_sample_late(pool_of, part, episodes
 async def test_a_hang_ends_also_while_the_event_loop_is_blocked(pool_of, part, episodes):
     pool = pool_of({"a": part(deadline=0.1)})
     await pool.score(episodes("1"))
-    before = threading.active_count()
+    before = set(threading.enumerate())
     scored = episodes("hang", "1")
     scoring = asyncio.ensure_future(pool.score(scored))
     await asyncio.sleep(0.02)
     time.sleep(0.3)
     await scoring
     assert scored[0].failures == {"a": "deadline of 0.1 s passed"}
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 async def test_a_part_that_fails_everywhere_fails_the_run_in_one_line(pool_of, part, episodes):
@@ -169,11 +169,11 @@ async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere
     pool_of, part, episodes, monkeypatch
 ):
     monkeypatch.setattr(judge_module, "HOPELESS", 2)
-    pool = pool_of({"math": part(deadline=0.05)})
+    pool = pool_of({"math": part(deadline=0.5)})
     with pytest.raises(RunFailed) as caught:
         await pool.score(episodes(*["hang"] * 64))
     assert str(caught.value) == (
-        "reward 'math' failed on the first 2 of 64 episodes: deadline of 0.05 s passed"
+        "reward 'math' failed on the first 2 of 64 episodes: deadline of 0.5 s passed"
     )
     # One that is judged shows that the part works; then every hang is the sample's own.
     scored = episodes("1", *["hang"] * 2)

@@ -64,7 +64,7 @@ def test_a_killed_or_interrupted_controller_leaves_no_process_and_no_shared_memo
     assert rank(run, "trainer") != rank(run, "generator")
     run.process.kill()
     run.process.wait()
-    until(lambda: not run.ranks(), limit=10)
+    until(lambda: not run.ranks(), limit=120)
     run.resume()
     run.until_step(3)
     assert rank(run, "trainer") != rank(run, "generator")

@@ -12,7 +12,7 @@ from forge_core.services import Health
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.001)
 

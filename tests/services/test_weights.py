@@ -15,7 +15,7 @@ def manifest(version):
 
 
 async def until(condition):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -79,7 +79,7 @@ def test_a_killed_controller_leaves_no_process(runs: Runs) -> None:
     run.until(lambda: run.lines("metrics.jsonl"))
     assert len(run.ranks()) == 3
     run.process.kill()
-    until(lambda: not run.ranks(), limit=20)
+    until(lambda: not run.ranks(), limit=120)
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ class Threads:
 
     def all_reduce(self, tensor: torch.Tensor, *, group: int, op: Any = None) -> None:
         self._given[group] = tensor.clone()
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=300)
         whole = torch.stack([self._given[rank] for rank in range(RANKS)])
-        self._barrier.wait(timeout=30)
+        self._barrier.wait(timeout=300)
         tensor.copy_(whole.amax(0) if op == dist.ReduceOp.MAX else whole.sum(0))
 
 

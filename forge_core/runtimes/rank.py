@@ -199,6 +199,7 @@ def _settle(answer: asyncio.Future[object], message: Message) -> None:
 
 
 def seen(answer: asyncio.Future[Any]) -> None:
-    """One rank's error is raised for all; asyncio need not warn that the others' were not."""
+    """Nobody may ask for it: one rank's error is raised for all, and what comes of a call that was
+    given up is no news. asyncio need not warn of it."""
     if not answer.cancelled():
         answer.exception()

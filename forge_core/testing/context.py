@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge_core.component import BuildContext
+from forge_core.component import BuildContext, Component, Selection, Settings
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 
 
@@ -24,3 +25,14 @@ def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
         "channel": f"test/{uuid.uuid4().hex}",
     }
     return BuildContext(**{**defaults, **changes})
+
+
+def select(family: str, build: Callable[[Settings, BuildContext], Any]) -> Selection[Any]:
+    """A component without settings, as a config would have selected it.
+
+    Args:
+        family: such as ``generator``.
+        build: makes it.
+    """
+    component = Component(name="conformance", settings=Settings, build=build, summary="for tests")
+    return Selection(family=family, component=component, settings=Settings())

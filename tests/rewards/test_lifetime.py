@@ -18,7 +18,7 @@ from forge_core import Component, RunFailed, Selection, Settings, UsageError
 from forge_core.config.resolve import RewardPart
 
 SCRIPT = """
-    import asyncio, os, pathlib, re, subprocess, sys
+    import asyncio, dataclasses, os, pathlib, re, subprocess, sys
     from forge_core import BuildContext, Component, Episode, Placement, Selection, Settings, Task
     from forge_core.config.resolve import RewardPart
     from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
@@ -64,9 +64,11 @@ SCRIPT = """
         print([episode.reward for episode in episodes])
 
     async def count_descriptors():
+        hasty = dataclasses.replace(part, deadline=1.0)
         for _ in range(2):  # the first pool also opens what the process keeps
-            pool = RewardPool({"short": part}, context, placement=Placement(replicas=2))
+            pool = RewardPool({"short": hasty}, context, placement=Placement(replicas=2))
             await pool.score(episodes)
+            await pool.score(episodes[:1])  # the others may have left no judge to close
             await pool.close()
             print(len(os.listdir("/proc/self/fd")))
 
@@ -149,7 +151,8 @@ async def test_close_leaves_no_process_or_thread(pool_of, part, episodes, until_
 
 def test_close_leaves_no_descriptor(script):
     # In a process of its own: in this one the descriptors of other tests come and go.
-    done = subprocess.run([*script, "count", "exit"], capture_output=True, text=True, timeout=300)
+    command = [*script, "count", "exit", "hang"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     first, second = done.stdout.split()
     assert first == second, done.stderr
 

@@ -29,7 +29,7 @@ from forge_core.component import BuildContext, Component, Placement, Selection, 
 from forge_core.errors import FanoutError, ReplicaDied, RunFailed, UsageError
 from forge_core.protocols import Replica, Runtime
 from forge_core.services import Health, ReplicaSpec, Service, ServiceOptions, update_weights
-from forge_core.testing.context import bare_context
+from forge_core.testing.context import bare_context, select
 from forge_core.types import WeightManifest
 
 PATIENCE = 60.0
@@ -226,13 +226,8 @@ class RuntimeConformance:
             def twice(self, value: int) -> int:
                 return 2 * value
 
-        component: Component[Written] = Component(
-            name="written", settings=Settings, build=lambda settings, context: Written(), summary=""
-        )
-        selection: Selection[Any] = Selection(
-            family="generator", component=component, settings=Settings()
-        )
-        replica = await runtime.spawn(self._spec(selection, context))
+        written = select("generator", lambda settings, context: Written())
+        replica = await runtime.spawn(self._spec(written, context))
         assert await replica.call("twice", (4,), {}) == 8
 
     async def test_a_service_on_it(
@@ -280,14 +275,9 @@ class ProcessRuntimeConformance(RuntimeConformance):
     async def test_a_process_that_ends_by_itself(
         self, runtime: Runtime, context: BuildContext, tmp_path: Path
     ) -> None:
-        component: Component[Any] = Component(
-            name="ends", settings=Settings, build=lambda settings, context: os._exit(7), summary=""
-        )
-        selection: Selection[Any] = Selection(
-            family="generator", component=component, settings=Settings()
-        )
+        ends = select("generator", lambda settings, context: os._exit(7))
         with pytest.raises(ReplicaDied, match="ended with exit code 7"):
-            await asyncio.wait_for(runtime.spawn(self._spec(selection, context)), PATIENCE)
+            await asyncio.wait_for(runtime.spawn(self._spec(ends, context)), PATIENCE)
 
     async def test_a_start_that_is_cancelled_leaves_nothing(
         self, runtime: Runtime, context: BuildContext, tmp_path: Path
@@ -299,17 +289,13 @@ class ProcessRuntimeConformance(RuntimeConformance):
             word.write_text(f"{os.getpid()}\n")
             time.sleep(600)
 
-        component: Component[None] = Component(
-            name="held", settings=Settings, build=build, summary=""
-        )
-        selection: Selection[Any] = Selection(
-            family="generator", component=component, settings=Settings()
-        )
         complaints: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(
             lambda _, context: complaints.append(context)
         )
-        start = asyncio.ensure_future(runtime.spawn(self._spec(selection, context)))
+        start = asyncio.ensure_future(
+            runtime.spawn(self._spec(select("generator", build), context))
+        )
         await _until(lambda: word.exists() and word.read_text().endswith("\n"))
         start.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -23,12 +23,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from forge_core.component import BuildContext, Component, Selection, Settings
+from forge_core.component import BuildContext, Selection, Settings
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.errors import ForgeError, RunFailed
 from forge_core.protocols import Loss, Trainer
 from forge_core.tensors.batch import LossBatch, LossOutput
 from forge_core.tensors.checksum import checksum
+from forge_core.testing.context import select
 from forge_core.types import TrainSequence, WeightManifest
 
 Weights = dict[str, torch.Tensor]
@@ -72,8 +73,8 @@ class TrainerConformance:
                 model=sections.get("model", ModelSection(path=model_folder)),
                 training=sections.get("training", TRAINING),
                 distributed=sections.get("distributed", DistributedSection()),
-                loss=_select("loss", LOSSES[loss]),
-                transport=_select("transport", _build_kept),
+                loss=select("loss", LOSSES[loss]),
+                transport=select("transport", _build_kept),
             )
             trainer = selection.build(context)
             made.append(trainer)
@@ -444,11 +445,6 @@ class Kept:
 
 def _build_kept(settings: Settings, context: BuildContext) -> Any:
     return Kept()
-
-
-def _select(family: str, build: Callable[[Any, Any], Any]) -> Selection[Any]:
-    component = Component(name="conformance", settings=Settings, build=build, summary="for tests")
-    return Selection(family=family, component=component, settings=Settings())
 
 
 _versions = itertools.count()

@@ -15,6 +15,7 @@ from monarch.actor import ActorError
 
 from forge_core import ReplicaDied
 from forge_core.processes.frames import dumps
+from forge_core.runtimes.rank import seen
 from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.causes import describe, failed_rank
@@ -134,7 +135,7 @@ class Processes:
             raise self._end.result()
         finally:
             work.cancel()
-            work.add_done_callback(_heard)
+            work.add_done_callback(seen)
 
     async def _first_end(self) -> ReplicaDied:
         """Monarch's own word of an end may come late: it asks processes whether they live, and
@@ -216,12 +217,6 @@ class Processes:
     def _log(self, rank: int) -> Path | None:
         folder = self._spec.context.logs
         return folder and folder / f"{self._spec.name}-{self._spec.index}-rank{rank}.log"
-
-
-def _heard(work: asyncio.Future[Any]) -> None:
-    """What it comes to once nobody waits for it is no news; asyncio would print it as a loss."""
-    if not work.cancelled():
-        work.exception()
 
 
 async def _finished(future: Any) -> Any:

@@ -55,19 +55,17 @@ class TestOnThisHost(ProcessRuntimeConformance):
 
 MANY_RUNS = """
     import asyncio
-    from forge_core import Component, Placement, Selection, Settings
+    from forge_core import Placement
     from forge_core.services import ReplicaSpec
-    from forge_core.testing.context import bare_context
+    from forge_core.testing.context import bare_context, select
     from forge_monarch.plugin import MONARCH
     from forge_monarch.settings import MonarchSettings
 
     async def run():
         runtime = MONARCH.build(MonarchSettings(), bare_context())
-        component = Component(name="any", settings=Settings, build=lambda *_: object(), summary="")
-        selection = Selection(family="generator", component=component, settings=Settings())
         spec = ReplicaSpec(
-            name="generator", index=0, placement=Placement(), selection=selection,
-            context=bare_context(),
+            name="generator", index=0, placement=Placement(),
+            selection=select("generator", lambda *_: object()), context=bare_context(),
         )
         await (await runtime.spawn(spec)).stop()
         await runtime.close()

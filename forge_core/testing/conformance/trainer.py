@@ -157,6 +157,28 @@ class TrainerConformance:
         expected, actual = await _weights(first), await _weights(second)
         assert checksum(actual.items()) == checksum(expected.items())
 
+    async def test_after_a_load_the_optimizer_has_the_settings_of_the_config(
+        self, make: MakeTrainer, model_folder: Path, tmp_path: Path
+    ) -> None:
+        """A run that is resumed with another weight decay, betas or learning rate uses them."""
+        batches = [make_sequences(model_folder, seed=seed) for seed in range(3)]
+        first = await make()
+        plain = PlainLoop(model_folder, Nll())
+        for batch, rate in zip(batches[:2], RATES[:2], strict=True):
+            await first.train_step([batch])
+            plain.step(batch, rate, temperature=1.0)
+        await first.save(tmp_path)
+        changes = {"weight_decay": 5.0, "betas": (0.5, 0.6), "learning_rate": 3e-2}
+        second = await make(training=TRAINING.model_copy(update=changes))
+        await second.load(tmp_path)
+        for group in plain.optimizer.param_groups:
+            group["betas"] = (0.5, 0.6)
+            group["weight_decay"] = 5.0 if group["weight_decay"] else 0.0
+        result = await second.train_step([batches[2]])
+        plain.step(batches[2], 3 * RATES[2], temperature=1.0)
+        assert result.learning_rate == pytest.approx(3 * RATES[2])
+        assert _distance(await _weights(second), plain.weights) < 1e-4
+
     async def test_what_is_saved_is_a_model_folder(
         self, make: MakeTrainer, model_folder: Path, tmp_path: Path
     ) -> None:

@@ -36,11 +36,15 @@ def save_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
 def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> None:
     """Restore what ``save_state`` wrote, onto any number of ranks. A collective.
 
+    Moments and counters are the checkpoint's; the optimizer's settings (weight decay, betas, ...)
+    stay as they were built from the config, which may differ from the checkpoint's on a resume.
+
     Raises:
         DataError: the folder has no such state.
     """
     if not (folder / FOLDER).is_dir():
         raise DataError(f"checkpoint {folder}: lacks {FOLDER}, which trainer titan writes")
+    settings = [[_settings(group) for group in each.param_groups] for each in optimizers]
     state = {
         "optimizer": optimizers.state_dict(),
         "scheduler": schedulers.state_dict(),
@@ -50,10 +54,16 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
         load(state, checkpoint_id=folder / FOLDER, no_dist=ranks.world_size == 1)
         optimizers.load_state_dict(state["optimizer"])
         schedulers.load_state_dict(state["scheduler"])
-    for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-        for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
+    for optimizer, scheduler, own in zip(optimizers, schedulers, settings, strict=True):
+        rates = scheduler.get_last_lr()
+        for group, configured, rate in zip(optimizer.param_groups, own, rates, strict=True):
+            group.update(configured, lr=rate)
     torch.set_rng_state(state["random"])
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Everything in a parameter group but the parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 @contextmanager

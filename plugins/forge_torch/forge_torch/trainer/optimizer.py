@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from forge_core.config.sections import TrainingSection
@@ -24,3 +26,17 @@ def make_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.o
         betas=training.betas,
         fused=True,  # a third of the time of the other ways on CPU
     )
+
+
+def load_moments(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Restore the moments and step counts of a saved optimizer, and nothing else.
+
+    ``load_state_dict`` would also bring back the saved weight decay, betas and other settings. A
+    resumed run may be given new ones, and what its config says must hold.
+
+    Args:
+        optimizer: built from the config, over the same parameters.
+        saved: its ``state_dict``.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({**saved, "param_groups": groups})

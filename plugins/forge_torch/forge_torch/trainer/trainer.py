@@ -27,7 +27,7 @@ from forge_core.tensors.batch import pack
 from forge_core.tensors.causal_lm import CausalLM
 from forge_core.tensors.loss_step import LossStep, LossSums
 from forge_core.tensors.schedule import learning_rate
-from forge_torch.trainer.optimizer import make_optimizer
+from forge_torch.trainer.optimizer import load_moments, make_optimizer
 from forge_torch.trainer_settings import TorchTrainerSettings
 
 STATE_FILE = "trainer_state.pt"
@@ -144,7 +144,7 @@ class TorchTrainer:
         saved = load_model(folder, self.policy.model.dtype, self.device)
         self.policy.model.load_state_dict(saved.state_dict())
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_moments(self.optimizer, state["optimizer"])
         self.steps_done = state["steps_done"]
         torch.set_rng_state(state["cpu_rng"])
         if state["cuda_rng"] and self.device.type == "cuda":

@@ -224,8 +224,8 @@ class TrainSequence:
         tokens: token ids. [T]
         loss_mask: True for each token whose prediction is trained; the first is never. [T]
         fields: what the loss needs beside logprobs: a number (for the whole sequence) or one number
-            for each token [T]. Well-known names: ``advantages``, ``sampler_logprobs``,
-            ``reference_logprobs``, ``versions``, ``weights``.
+            for each token [T]; numpy arrays and tensors are taken like lists. Well-known names:
+            ``advantages``, ``sampler_logprobs``, ``reference_logprobs``, ``versions``, ``weights``.
     """
 
     tokens: Sequence[int]

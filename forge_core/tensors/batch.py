@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -85,11 +86,12 @@ class PackedBatch:
 
 
 def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:
-    """Lay sequences end to end.
+    """Lay sequences end to end. Arrays and tensors are taken like lists of the same numbers.
 
     Raises:
         ValueError: a sequence is empty, trains its first token, or has a mask or field of another
-            length, or the sequences do not all have the same fields.
+            length, a field is neither a number nor one number for each token, or the sequences do
+            not all have the same fields.
     """
     if not sequences:
         raise ValueError("a batch holds at least one sequence")
@@ -100,12 +102,13 @@ def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu")
     values: dict[str, list[float]] = {name: [] for name in names}
     for index, sequence in enumerate(sequences):
         _check(index, sequence, names)
-        trained = [i for i, is_trained in enumerate(sequence.loss_mask) if is_trained]
+        trained = [i for i, is_trained in enumerate(_plain(sequence.loss_mask)) if is_trained]
         targets.extend(len(tokens) + i for i in trained)
-        tokens.extend(sequence.tokens)
+        tokens.extend(_plain(sequence.tokens))
         owners.extend([index] * len(trained))
-        for name, value in sequence.fields.items():
-            if isinstance(value, Sequence):
+        for name, given in sequence.fields.items():
+            value = _numbers(given, len(sequence.tokens), f"sequence {index}: field {name!r}")
+            if isinstance(value, list):
                 values[name].extend(value[i] for i in trained)
             else:
                 values[name].extend([value] * len(trained))
@@ -141,8 +144,26 @@ def _check(index: int, sequence: TrainSequence, names: KeysView[str]) -> None:
         raise ValueError(
             f"sequence {index} has the fields {sorted(sequence.fields)}, sequence 0 {sorted(names)}"
         )
-    for name, value in sequence.fields.items():
-        if isinstance(value, Sequence) and len(value) != length:
-            raise ValueError(
-                f"sequence {index} has {length} tokens and {len(value)} numbers in field {name!r}"
-            )
+
+
+def _plain(values: Any) -> Any:
+    """Numbers of Python's own: ``tolist`` is what numpy arrays, their scalars and tensors have."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _numbers(value: Any, length: int, where: str) -> float | list[float]:
+    """A field's value as one number, or as one number for each of ``length`` tokens."""
+    plain = _plain(value)
+    if isinstance(plain, float | int):
+        return plain
+    if not isinstance(plain, Sequence) or isinstance(plain, str | bytes):
+        raise ValueError(
+            f"{where} is a {type(value).__name__}; a number or one number for each token is allowed"
+        )
+    numbers = [_plain(number) for number in plain]
+    if len(numbers) != length:
+        raise ValueError(f"{where} has {len(numbers)} numbers for {length} tokens")
+    for number in numbers:
+        if not isinstance(number, float | int):
+            raise ValueError(f"{where} holds a {type(number).__name__}; only numbers are allowed")
+    return numbers

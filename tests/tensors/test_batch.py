@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +47,17 @@ def test_every_token_stands_where_it_should(rows: list[TrainSequence]) -> None:
         ([TrainSequence([], [])], "sequence 0 is empty"),
         ([TrainSequence([1, 2], [True, True])], "sequence 0 trains its first token"),
         ([TrainSequence([1, 2], [False])], "loss mask of 1"),
-        ([TrainSequence([1, 2], [False, True], {"a": [1.0]})], "1 numbers in field 'a'"),
+        (
+            [TrainSequence([1, 2], [False, True], {"a": [1.0]})],
+            "sequence 0: field 'a' has 1 numbers for 2 tokens",
+        ),
+        (
+            [TrainSequence([1, 2], [False, True], {"a": np.ones((2, 1))})],
+            "sequence 0: field 'a' holds a list",
+        ),
+        ([TrainSequence([1, 2], [False, True], {"a": [1.0, None]})], "field 'a' holds a NoneType"),
+        ([TrainSequence([1, 2], [False, True], {"a": "12"})], "field 'a' is a str; a number or"),
+        ([TrainSequence([1, 2], [False, True], {"a": {0, 1}})], "field 'a' is a set; a number"),
         (
             [TrainSequence([1, 2], [False, True], {"a": 1.0}), TrainSequence([1], [False])],
             "sequence 1 has the fields",
@@ -56,6 +67,43 @@ def test_every_token_stands_where_it_should(rows: list[TrainSequence]) -> None:
 def test_a_wrong_sequence_is_named(rows: list[TrainSequence], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(rows)
+
+
+AS = {
+    "numpy": np.array,
+    "float64": lambda values: np.array(values, dtype=np.float64),
+    "tensor": torch.tensor,
+    "tuple": tuple,
+    "list of numpy scalars": lambda values: list(np.array(values)),
+    "list of tensors": lambda values: list(torch.tensor(values)),
+}
+
+
+@pytest.mark.parametrize("kind", AS)
+def test_arrays_and_tensors_are_taken_like_lists(kind: str) -> None:
+    # As many tokens as trained ones in the batch: a wrong broadcast would not show in a shape.
+    lists = [
+        TrainSequence([1, 2, 3], [False, True, True], {"a": [1.0, 2.0, 3.0], "b": 0.5}),
+        TrainSequence([4, 5], [False, True], {"a": [4.0, 5.0], "b": 1.5}),
+    ]
+    make = AS[kind]
+    scalar = make([0.5])[0]
+    arrays = [
+        TrainSequence(
+            make(row.tokens),
+            make(row.loss_mask),
+            {"a": make(row.fields["a"]), "b": row.fields["b"]},
+        )
+        for row in lists
+    ]
+    arrays[0] = TrainSequence(
+        arrays[0].tokens, arrays[0].loss_mask, {"a": arrays[0].fields["a"], "b": scalar}
+    )
+    expected, batch = pack(lists), pack(arrays)
+    for name in ("tokens", "positions", "targets"):
+        assert torch.equal(getattr(batch, name), getattr(expected, name))
+    for name in ("a", "b"):
+        assert torch.equal(batch.loss_batch.field(name), expected.loss_batch.field(name))
 
 
 def test_an_unknown_field_names_the_given_ones() -> None:

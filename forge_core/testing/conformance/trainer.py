@@ -18,14 +18,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_core.component import BuildContext, Selection, Settings
 from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.errors import ForgeError, RunFailed
+from forge_core.errors import ForgeError, RunFailed, UsageError
 from forge_core.protocols import Loss, Trainer
 from forge_core.tensors.batch import LossBatch, LossOutput
 from forge_core.tensors.checksum import checksum
@@ -273,6 +274,43 @@ class TrainerConformance:
             assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(shift, abs=1e-5)
             assert metrics["mismatch/logprob_abs_max"] == pytest.approx(shift, abs=1e-5)
             assert metrics["mismatch/kl"] == pytest.approx(kl, abs=1e-5)
+
+    async def test_fields_may_be_arrays_and_tensors(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        sequences = make_sequences(model_folder)
+        results = []
+        kinds: tuple[Callable[[Any], Any], ...] = (list, np.array, torch.tensor)
+        for convert in kinds:
+            trainer = await make("clipped")
+            converted = [
+                TrainSequence(
+                    convert(s.tokens),
+                    convert(s.loss_mask),
+                    {
+                        name: convert(value) if isinstance(value, list) else value
+                        for name, value in s.fields.items()
+                    },
+                )
+                for s in sequences
+            ]
+            results.append(await trainer.train_step([converted[:3], converted[3:]]))
+        assert results[1] == results[2] == results[0]
+
+    async def test_a_sequence_longer_than_the_models_window_is_refused(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        window = AutoConfig.from_pretrained(model_folder).max_position_embeddings
+        trainer = await make()
+        before = await _weights(trainer)
+        long = TrainSequence([5] * (window + 1), [False] + [True] * window)
+        expected = rf"{window + 1} tokens.*window of {window}"
+        with pytest.raises(UsageError, match=expected):
+            await trainer.train_step([[long]])
+        with pytest.raises(UsageError, match=expected):
+            await trainer.logprobs([long])
+        after = await _weights(trainer)
+        assert checksum(after.items()) == checksum(before.items())
 
     async def test_a_field_that_the_loss_needs_and_does_not_get_is_named(
         self, make: MakeTrainer, model_folder: Path

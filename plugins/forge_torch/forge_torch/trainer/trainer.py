@@ -65,6 +65,9 @@ class TorchTrainer:
         self.policy = CausalLM(model, packed=settings.packed)
         if settings.gradient_checkpointing:
             _checkpoint_layers(model)
+        # None where positions have no end, as in state-space models.
+        config = model.config.get_text_config()
+        self._window: int | None = getattr(config, "max_position_embeddings", None)
         self.optimizer = make_optimizer(model, self.training)
         self.reference: CausalLM | None = None
 
@@ -199,7 +202,18 @@ class TorchTrainer:
     def _split(
         self, micro_batches: Sequence[Sequence[TrainSequence]]
     ) -> Iterator[list[TrainSequence]]:
-        """Micro-batches of at most the tokens allowed, in order; empty ones are left out."""
+        """Micro-batches of at most the tokens allowed, in order; empty ones are left out.
+
+        Raises:
+            UsageError: a sequence is longer than the model's window. Rotary positions beyond it
+                raise no error, and the model has never seen them.
+        """
+        longest = max((len(s.tokens) for part in micro_batches for s in part), default=0)
+        if self._window is not None and longest > self._window:
+            raise UsageError(
+                f"a sequence of {longest} tokens is longer than the model's window of "
+                f"{self._window} (max_position_embeddings)"
+            )
         limit = self.settings.max_tokens_per_micro_batch or math.inf
         for sequences in micro_batches:
             part: list[TrainSequence] = []

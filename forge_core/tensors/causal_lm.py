@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from forge_core.tensors import attention
-from forge_core.tensors.attention import gather_rows
 from forge_core.tensors.batch import PackedBatch
 from forge_core.tensors.logprobs import CHUNK_BYTES, LogitShape, token_logprobs
+from forge_core.tensors.rows import gather_rows
 
 _TRIAL_LENGTHS = (7, 4, 5)
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.tensors.attention import gather_rows, packed_attention, plan
+from forge_core.tensors.attention import packed_attention, plan
+from forge_core.tensors.rows import gather_rows
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 
@@ -37,7 +38,7 @@ def _alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=9))
 def test_values_and_gradients_are_those_of_each_sequence_alone(lengths: list[int]) -> None:
     layout = plan(lengths)
-    assert sum(batch for batch, _ in layout.groups) == len(lengths)
+    assert int(layout.groups[:, 0].sum()) == len(lengths)
     packed, alone = _random(lengths), _random(lengths)
     actual, _ = packed_attention(torch.nn.Identity(), *packed, None, packed_layout=layout)
     expected = _alone(*alone, lengths)
@@ -51,7 +52,7 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(lengths: list[int
 def test_padding_stays_small() -> None:
     lengths = [500, 490, 480, 400, 100, 90, 30, 20, 10, 5, 2, 1]
     layout = plan(lengths)
-    assert layout.groups == ((4, 500), (2, 100), (6, 30))
+    assert layout.groups.tolist() == [[4, 500], [2, 100], [6, 30]]
     assert plan([7, 7, 7]).slots is None
 
 
@@ -83,11 +84,26 @@ def test_gather_rows_is_indexing() -> None:
     assert torch.autograd.gradcheck(lambda x: gather_rows(x, rows).square(), (x,))
 
 
+def test_autocast_attends_in_its_type() -> None:
+    """Under autocast q and k arrive in float32 and v in bfloat16."""
+    q, k, v = (x.detach().float() for x in _random([5, 9]))
+    layout = plan([5, 9])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _ = packed_attention(
+            torch.nn.Identity(), q, k, v.bfloat16(), None, packed_layout=layout
+        )
+    assert output.dtype == torch.bfloat16
+    low = (x.bfloat16() for x in (q, k, v))
+    expected, _ = packed_attention(torch.nn.Identity(), *low, None, packed_layout=layout)
+    assert torch.equal(output, expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_variable_length_kernel_agrees() -> None:
     lengths = [17, 64, 3, 64]
     exact = _random(lengths)
+    assert plan(lengths, "cuda").variable_length
     expected, _ = packed_attention(torch.nn.Identity(), *exact, None, packed_layout=plan(lengths))
     half = [x.detach().cuda().bfloat16() for x in exact]
     layout = plan(lengths, "cuda")

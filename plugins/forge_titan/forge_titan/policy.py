@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from forge_core.config.sections import DistributedSection
 from forge_core.tensors import attention
-from forge_core.tensors.attention import gather_rows
 from forge_core.tensors.batch import PackedBatch
+from forge_core.tensors.rows import gather_rows
 from forge_titan import cpu
 from forge_titan.context import held, put_together, split_batch
 from forge_titan.flavors import check_flavor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core import Selection
+from forge_core import Selection, TrainSequence
 from forge_core.config.sections import DistributedSection
 from forge_core.protocols import Trainer
 from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_core.testing.context import bare_context
+from forge_titan import policy
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
 
@@ -88,3 +90,25 @@ async def test_no_forward_pass_is_larger_than_allowed(tiny_model: Path) -> None:
         assert row == pytest.approx(expected, abs=1e-5)
     await trainer.close()
     await whole.close()
+
+
+async def test_compiled_layers_take_any_number_of_sequences(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers are compiled without graph breaks, so one recompilation too many ends a run."""
+    traced_only = functools.partial(policy.CompileConfig, backend="aot_eager")
+    monkeypatch.setattr(policy, "CompileConfig", traced_only)
+    torch._dynamo.reset()
+    compiled = _selection().build(
+        bare_context(tiny_model, distributed=DistributedSection(compile=True))
+    )
+    plain = _selection().build(bare_context(tiny_model))
+    for count in range(1, 13):
+        rows = [
+            TrainSequence([1 + i % 9 for i in range(length)], [False] + [True] * (length - 1))
+            for length in (3 + 11 * index % 90 for index in range(count))
+        ]
+        found, expected = await compiled.logprobs(rows), await plain.logprobs(rows)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+    torch._dynamo.reset()

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
 PAD, EOS = "<pad>", "<eos>"
 
 
+def check_characters(characters: str) -> None:
+    """Check an alphabet without making the tokenizer.
+
+    Raises:
+        ConfigError: it is empty or repeats a character.
+    """
+    if not characters:
+        raise ConfigError("model.init.characters: the alphabet is empty")
+    repeated = sorted({c for c in characters if characters.count(c) > 1})
+    if repeated:
+        raise ConfigError(f"model.init.characters: {repeated[0]!r} stands in it twice")
+
+
 def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
     """One token for each character of an alphabet, after ``<pad>`` (0) and ``<eos>`` (1).
 
@@ -24,11 +37,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    if not characters:
-        raise ConfigError("model.init.characters: the alphabet is empty")
-    repeated = sorted({c for c in characters if characters.count(c) > 1})
-    if repeated:
-        raise ConfigError(f"model.init.characters: {repeated[0]!r} stands in it twice")
+    check_characters(characters)
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -8,13 +8,15 @@ said in one line.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.errors import ConfigError, DataError
-from forge_core.models.characters import character_tokenizer
+from forge_core.models.architectures import causal_language_models
+from forge_core.models.characters import character_tokenizer, check_characters
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,9 @@ TOKENIZER_EXTRAS = (
 )
 """What may stand beside them."""
 
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""How models are called on the Hugging Face hub: ``organization/model``."""
+
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 """Names that transformers itself still folds into ``rope_parameters``."""
 
@@ -53,34 +58,48 @@ def materialize(model: ModelSection, folder: Path, seed: int) -> Path:
         ConfigError: the section names no model, or ``init`` has a field its architecture lacks.
         DataError: the folder lacks a file, or its model type is not a causal language model.
     """
-    if model.init is not None and model.path is not None:
-        raise ConfigError("model: give path or init, not both")
     if model.init is not None:
         return _initialize(model.init, model.dtype, folder, seed)
-    if model.path is not None:
-        return check_folder(model.path)
-    if not model.name:
-        raise ConfigError("model: give path (a folder in Hugging Face layout) or init")
-    if Path(model.name).is_dir():
-        return check_folder(Path(model.name))
-    raise DataError(
-        f"model.name: {model.name!r} is no local folder; download it first "
-        f"(hf download {model.name} --local-dir DIR) and set model.path=DIR"
-    )
+    return _checked_source(model)
+
+
+def check_model(model: ModelSection) -> None:
+    """Check a model section before anything is started, without importing transformers.
+
+    Raises:
+        ConfigError: the section names no model, or the alphabet of ``init`` cannot be used.
+        DataError: there is no such folder, a file is missing in it, or transformers has no causal
+            language model of its type.
+    """
+    if model.init is None:
+        _checked_source(model)
+        return
+    check_characters(model.init.characters)
+    _check_model_type(model.init.architecture, "model.init.architecture")
+
+
+def check_init(init: ModelInit) -> None:
+    """Check all of ``model.init``. Imports transformers.
+
+    Raises:
+        ConfigError: as ``check_model``, or ``init.config`` has a field its architecture lacks.
+        DataError: transformers has no such architecture.
+    """
+    _model_config(init, character_tokenizer(init.characters))
 
 
 def check_folder(folder: Path) -> Path:
     """Make sure that a folder can be loaded as far as its files tell, and return it.
 
     Raises:
-        DataError: names the file that lacks, or the model type that is not supported.
+        DataError: names the missing file, or the model type that is not supported.
     """
     folder = folder.expanduser()
     if not folder.is_dir():
         raise DataError(f"model folder {folder}: no such folder")
     config = folder / "config.json"
     if not config.is_file():
-        raise DataError(f"model folder {folder}: lacks config.json")
+        raise DataError(f"model folder {folder}: lacks config.json{_run_folder_hint(folder)}")
     try:
         model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, KeyError, TypeError):
@@ -156,6 +175,43 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
+def _checked_source(model: ModelSection) -> Path:
+    """The folder that ``path`` or ``name`` stands for, checked."""
+    name = model.name
+    if model.path is None and not name:
+        raise ConfigError("model: give path (a folder in Hugging Face layout) or init")
+    folder = model.path or Path(name)
+    if folder.expanduser().is_dir():
+        return check_folder(folder)
+    if model.path is None:
+        raise DataError(
+            f"model.name: {name!r} is no local folder; download it first "
+            f"(hf download {name} --local-dir DIR) and set model.path=DIR"
+        )
+    hint = ""
+    if HUB_NAME.fullmatch(name):
+        hint = f"; download it first: hf download {name} --local-dir {folder}"
+    elif HUB_NAME.fullmatch(str(folder)) and not folder.parent.is_dir():
+        local = f"models/{folder.name}"
+        hint = (
+            "; if it is a model on the Hugging Face hub, download it first (hf download "
+            f"{folder} --local-dir {local}) and set model.path={local}"
+        )
+    raise DataError(f"model.path: {folder}: no such folder{hint}")
+
+
+def _run_folder_hint(folder: Path) -> str:
+    """Where the model is, if the folder is a run's."""
+    checkpoints = [
+        (int(step), path)
+        for path in (folder / "checkpoints").glob("step_*")
+        if (step := path.name.removeprefix("step_")).isdigit()
+    ]
+    if not checkpoints:
+        return ""
+    return f"; it is a run folder, whose newest model is {max(checkpoints)[1]}"
+
+
 def _initialize(init: ModelInit, dtype: str, folder: Path, seed: int) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
@@ -208,11 +264,10 @@ def _model_config(init: ModelInit, tokenizer: PreTrainedTokenizerBase) -> PreTra
         raise ConfigError(f"model.init.config: {_last_line(error)}") from error
 
 
-def _check_model_type(model_type: str, where: str) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        near = _near(model_type, set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def _check_model_type(model_type: object, where: str) -> None:
+    known = causal_language_models()
+    if not isinstance(model_type, str) or model_type not in known:
+        near = _near(str(model_type), set(known))
         raise DataError(
             f"{where}: {model_type!r} is no causal language model known to transformers{near}"
         )

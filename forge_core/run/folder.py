@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -57,6 +58,22 @@ class RunFolder:
                 f"checkpointing.output_dir: cannot write to {output_dir}: {error.strerror}"
             ) from error
         raise UsageError(f"checkpointing.output_dir: too many runs called {name} in {output_dir}")
+
+    @staticmethod
+    def check_output(output_dir: Path) -> None:
+        """Check that runs could be written to a folder, without making it.
+
+        Raises:
+            UsageError: it, or the folder it would be made in, cannot be written to.
+        """
+        there = output_dir.absolute()
+        while not there.exists():
+            there = there.parent
+        why = "" if there.is_dir() else os.strerror(errno.ENOTDIR)
+        if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
+            why = os.strerror(errno.EACCES)
+        if why:
+            raise UsageError(f"checkpointing.output_dir: cannot write to {output_dir}: {why}")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -17,6 +17,7 @@ from forge_core.errors import (
     RunStopped,
     UsageError,
 )
+from forge_core.models.folder import check_init, check_model
 from forge_core.run.broadcast import Broadcast
 from forge_core.run.checkpoint import CheckpointStore, RunState
 from forge_core.run.folder import RunFolder
@@ -66,10 +67,13 @@ class RunSession:
         self.last_record: StepRecord | None = None
         self._recipes: list[Recipe] = []
         self.total_steps: list[int] = []
+        check_model(config.model)
         for stage in config.stages:
             self._check(stage)
         self.hook.forge_config_resolved(config=config)
         self._resumed = RunFolder.open(resume) if resume is not None else None
+        if self._resumed is None:
+            RunFolder.check_output(config.checkpointing.output_dir)
 
     def _check(self, stage: StageConfig) -> None:
         context = early_context(stage)
@@ -139,6 +143,8 @@ class RunSession:
             RunInterrupted: a signal asked for it; a checkpoint was written.
         """
         started = time.monotonic()
+        if self.config.model.init is not None:
+            check_init(self.config.model.init)
         self.folder = self._resumed or RunFolder.create(
             self.config.checkpointing.output_dir, self.config.name
         )

@@ -25,7 +25,8 @@ GPU = 80.0
 
 @pytest.fixture
 def with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``with_config(preset)``: work in a folder with the config of the preset's model.
+    """``with_config(preset)``: work in a folder with the config of the preset's model, and files in
+    place of its weights and tokenizer.
 
     Its window is the engine's: no sequence can be longer.
     """
@@ -40,6 +41,8 @@ def with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         path.mkdir(parents=True)
         sizes = {**CONFIGS[preset], "max_position_embeddings": window}
         (path / "config.json").write_text(json.dumps(sizes))
+        for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
+            (path / name).write_text("stands for the model's")
 
     return put
 

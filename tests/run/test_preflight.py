@@ -1,0 +1,130 @@
+"""What cannot work is refused by ``--dry-run``, and by a run before its folder is made."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core.models.architectures import causal_language_models
+from forge_core.testing.runs import small_config
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(write_config: Any, run_forge: Any, tmp_path: Path) -> Refused:
+    """The one line that ``forge run`` says with and without ``--dry-run``; nothing is made."""
+
+    def run(config: dict[str, Any], *arguments: str, app: Any = None) -> str:
+        output = tmp_path / "output"
+        where = [f"checkpointing.output_dir={output}"]
+        said = []
+        for flags in (["--dry-run"], []):
+            result = run_forge(
+                "run", str(write_config(config)), *where, *arguments, *flags, app=app
+            )
+            assert result.exit_code == 2, result.stdout + result.stderr
+            (line,) = result.stderr.splitlines()
+            said.append(line)
+            assert not output.exists()
+        assert said[0] == said[1]
+        return said[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"path": "/nowhere/model"}, "model.path: /nowhere/model: no such folder"),
+        ({"path": "meta-llama/Llama-3.2-1B"}, "hf download meta-llama/Llama-3.2-1B --local-dir"),
+        (
+            {"name": "Qwen/Qwen3-0.6B", "path": "models/qwen"},
+            "download it first: hf download Qwen/Qwen3-0.6B --local-dir models/qwen",
+        ),
+        ({"name": "Qwen/Qwen3-0.6B"}, "hf download Qwen/Qwen3-0.6B --local-dir DIR"),
+        ({"dtype": "float32"}, "model: give path (a folder in Hugging Face layout) or init"),
+        ({"init": {"characters": "0123456789+=0"}}, "model.init.characters: '0'"),
+        ({"init": {"characters": ""}}, "model.init.characters: the alphabet is empty"),
+        (
+            {"init": {"characters": "0123456789+=", "architecture": "qwen33"}},
+            "model.init.architecture: 'qwen33' is no causal language model",
+        ),
+    ],
+)
+def test_a_model_that_is_not_there(refused: Refused, model: dict[str, Any], message: str) -> None:
+    assert message in refused(small_config(model=model))
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "config.json"),
+        ("model.safetensors", "weights"),
+        ("tokenizer.json", "a tokenizer"),
+    ],
+)
+def test_a_model_folder_without_a_file(
+    refused: Refused, tiny_model: Path, tmp_path: Path, missing: str, message: str
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / missing).unlink()
+    line = refused(small_config(model={"path": str(folder)}))
+    assert f"model folder {folder}: lacks {message}" in line
+
+
+def test_a_run_folder_as_a_model_names_its_newest_checkpoint(
+    refused: Refused, tmp_path: Path
+) -> None:
+    for step in ("step_9", "step_10", ".step_11.tmp"):
+        (tmp_path / "run" / "checkpoints" / step).mkdir(parents=True)
+    line = refused(small_config(model={"path": str(tmp_path / "run")}))
+    assert line.endswith(
+        f"it is a run folder, whose newest model is {tmp_path}/run/checkpoints/step_10"
+    )
+
+
+def test_a_field_of_a_new_model_that_its_architecture_does_not_have(
+    write_config: Any, run_forge: Any, tmp_path: Path
+) -> None:
+    """Only transformers knows the fields; the run asks it before it makes a folder."""
+    config = small_config({"hidden_sizes": 32})
+    output = tmp_path / "output"
+    result = run_forge("run", str(write_config(config)), f"checkpointing.output_dir={output}")
+    assert result.exit_code == 2
+    assert "model.init.config.hidden_sizes: qwen3 has no such field" in result.stderr
+    assert not output.exists()
+
+
+def test_the_model_is_checked_without_transformers(write_config: Any, tiny_model: Path) -> None:
+    file = write_config(small_config(model={"path": str(tiny_model)}))
+    program = (
+        f"import sys; from forge_core.cli import main; code = main(['run', {str(file)!r}, "
+        "'--dry-run']); print('transformers' in sys.modules, code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "False 0"
+
+
+def test_the_known_architectures_are_those_of_transformers() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert causal_language_models() == dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def test_output_folder_that_cannot_be_written(
+    write_config: Any, run_forge: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    place = f"checkpointing.output_dir={tmp_path / 'file' / 'runs'}"
+    result = run_forge("run", str(write_config(small_config())), place, "--dry-run")
+    assert result.exit_code == 2
+    assert "checkpointing.output_dir: cannot write to" in result.stderr

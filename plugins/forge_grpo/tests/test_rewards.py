@@ -84,11 +84,75 @@ RIGHT = [
     ("5", "#### 5"),
     (r"\boxed{\text{Monday}}", r"\text{Monday}"),
     ("1/3", "0.333333"),
+    # The answer tag.
+    ("<answer>42</answer>", "42"),
+    ("<answer> 42 </answer>", "42"),
+    ("<answer>\n42\n</answer>\n", "42"),
+    ("2 + 3 = 5 <answer>12</answer>", "12"),
+    ("<answer>12</answer> no, <answer>13</answer>", "13"),
+    ("<answer>It is 13.</answer>", "13"),
+    (r"<answer>\boxed{13}</answer>", "13"),
+    ("<answer>$13$</answer>", "13"),
+    ("<answer>x^2 + 1</answer>", "x^2+1"),
+    ("so <answer>42", "42"),  # a stop string may have taken the closing tag
+    # Behind the reasoning.
+    (r"<think>\boxed{5}</think> The answer is 6", "6"),
+    (r"<think>5</think>\boxed{6}", "6"),
+    (r"\boxed{5}</think>6", "6"),
+    # Ways to write a number.
+    ("1000000", "1e6"),
+    ("1e6", "1000000"),
+    ("The answer is 1e6.", "1,000,000"),
+    ("1.5e-3", "0.0015"),
+    ("$1.5e-3$", "0.0015"),
+    ("1000", "1 000"),
+    ("1 000", "1 000"),
+    ("1000", r"1\,000"),
+    (r"$1\,000$", "1000"),
+    ("1000", "1{,}000"),
+    ("\u22125", "-5"),
+    ("-5", "\u22125"),
+    ("3.50", "$3.5"),
+    (r"\boxed{3\frac{1}{2}}", "3 1/2"),
+    ("The answer is **46**.", "46"),
+    ("**Answer:** 46", "46"),
+    ("Natalia sold 48/2 = 24.\n#### 72", "72"),
+    ("72", "She sold 48/2 = <<48/2=24>>24 in May.\n#### 72"),
+    # Formulas without delimiters.
+    ("x^2+1", "x^2+1"),
+    ("The answer is x^2+1", "1+x^2"),
+    ("pi/2", "pi/2"),
+    (r"$\pi/2$", "pi/2"),
+    (r"$\ln 2$", "ln 2"),
+    (r"$\frac{\sqrt{2}}{2}$", "sqrt2/2"),
+    ("(1, 2)", "(1,2)"),
+    ("5 cm", "5 cm"),
+    ("5", "5 cm"),
+    # Words.
+    ("A", "A"),
+    ("The answer is A.", "A"),
+    ("(A)", "A"),
+    ("Answer: (b) because it is", "B"),
+    ("A. Paris", "A"),
+    ("The correct answer is: option B", "(B)"),
+    (r"$\boxed{\text{A}}$", "A"),
+    ("So the answer is yes.", "Yes"),
+    ("Paris", "Paris"),
+    ("It is in France.\nParis.", "Paris"),
+    ("<answer>paris</answer>", "Paris"),
+    (r"\boxed{\text{no solution}}", "No solution"),
+    ("12:30", "12:30"),
+    ("The answer is 12:30.", "12:30"),
+    ("March  3", "March 3"),
+    ("x", "x"),
+    ("$x$", "x"),
+    ("答案", "答案"),
 ]
 
 WRONG = [
     ("the answer is 12", "1"),  # a number that occurs in another
     ("1 2 3 4 5 6 7 8 9", "4"),
+    ("1 2 3 4 5 6 7 8 9", "45"),
     ("not 1 but 2", "1"),
     (r"\boxed{1} \boxed{2}", "1"),  # two final answers are one set
     (r"\boxed{1} \boxed{2}", "2"),
@@ -108,6 +172,32 @@ WRONG = [
     ("", "0"),
     ("I do not know", "1"),
     ("x", "1"),
+    ("The calculation shows 42 but I put <answer>43</answer>", "42"),
+    ("<answer>not a number</answer> but 42 is right", "42"),
+    ("<answer></answer> 42", "42"),
+    ("<answer>3x</answer>", "3"),
+    ("<answer>12</answer> no, <answer>13</answer>", "12"),
+    ("<think>maybe the answer is 42, let me check", "42"),
+    (r"<think>so \boxed{42}", "42"),
+    ("<think>42</think>", "42"),
+    ("<think>42</think> 43 <think>44", "44"),
+    (r"<think>\boxed{5}</think> The answer is 6", "5"),
+    ("<think><answer>42</answer></think> 43", "42"),
+    ("The answer is 1e6", "1"),
+    ("1", "1e6"),
+    ("0", "1 000"),
+    ("3x", "3"),
+    ("The answer is not A", "A"),
+    ("B", "A"),
+    (r"\boxed{A} \boxed{B}", "B"),
+    ("Athens", "A"),
+    ("A and B", "A"),
+    ("seY", "Yes"),
+    ("The answer is no. Yes", "Yes"),
+    ("I think Paris is nice", "Paris"),
+    ("12", "12:30"),
+    ("12:31", "12:30"),
+    ("", "Yes"),
 ]
 
 
@@ -126,10 +216,51 @@ def test_math_compares_numbers_to_its_precision() -> None:
     assert judge(Math(MathSettings(precision=3)), "0.33", "1/3") == 0.0
 
 
+def test_math_compares_integers_to_its_precision_too() -> None:
+    assert judge(Math(MathSettings()), "41.9999999", "42") == 1.0
+    assert judge(Math(MathSettings()), "$x = 42.0000001$", "42") == 1.0
+    assert judge(Math(MathSettings()), "42.00001", "42") == 0.0
+    assert judge(Math(MathSettings(precision=3)), "<answer>42.0001</answer>", "42") == 1.0
+    assert judge(Math(MathSettings(precision=0)), "$16/5$", "3") == 1.0
+    assert judge(Math(MathSettings(precision=0)), "16/5", "4") == 0.0
+    assert judge(Math(MathSettings(precision=2)), "1e-9", "0") == 1.0
+
+
+def test_math_knows_a_thought_that_the_prompt_opened() -> None:
+    math = Math(MathSettings())
+    assert judge(math, r"\boxed{42}", "42", prompt="1+1=<think>\n") == 0.0
+    assert judge(math, "41 or 42</think>42", "42", prompt="1+1=<think>\n") == 1.0
+
+
+def test_math_may_search_the_reasoning_and_take_other_tags() -> None:
+    anywhere = Math(MathSettings(thinking_tag=None, answer_tag=None))
+    assert judge(anywhere, r"<think>so \boxed{42}", "42") == 1.0
+    assert judge(anywhere, "<answer>41</answer> or \\boxed{42}", "42") == 1.0
+    own = Math(MathSettings(thinking_tag="reasoning", answer_tag="solution"))
+    assert judge(own, "<reasoning>41</reasoning><solution>42</solution>", "42") == 1.0
+    assert judge(own, "<reasoning>42", "42") == 0.0
+
+
+def test_math_pays_nothing_for_an_answer_that_was_cut_off() -> None:
+    task = Task("t", "?", answer="4")
+    cut = RewardSample(task, "?", "<answer>4", finish_reason="length")
+    assert Math(MathSettings())(cut) == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [*(answer for _, answer in RIGHT), "1,2", "3 or 4", r"x \in [1,2)", "10^{20}", "n(n+1)/2"],
+)
+def test_math_pays_for_an_answer_as_its_own_completion(answer: str) -> None:
+    Math(MathSettings()).check(Task("t", "?", answer=answer))
+
+
 @pytest.mark.parametrize("answer", ["", "???", "#", "-"])
 def test_math_refuses_a_reference_that_is_no_mathematics(answer: str) -> None:
     with pytest.raises(DataError, match=r"task 't': answer .* is no mathematics"):
         judge(Math(MathSettings()), "5", answer)
+    with pytest.raises(DataError, match=r"task 't': answer .* is no mathematics"):
+        Math(MathSettings()).check(Task("t", "?", answer=answer))
 
 
 @pytest.mark.parametrize("reward", [ExactMatch(ExactMatchSettings()), Math(MathSettings())])

@@ -1,52 +1,177 @@
 """Reward ``math``: 1 if the completion's final answer equals the reference as mathematics.
 
-Parsing and comparing are Math-Verify's. A number that merely occurs in the text earns nothing.
+Parsing and comparing formulas are Math-Verify's. A number that merely occurs in the text earns
+nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from forge_core import DataError, RewardSample
+from forge_core import DataError, RewardSample, Task
+from forge_grpo.rewards import final_answer
 from forge_grpo.rewards.settings import MathSettings
 
 DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 """LaTeX that says itself where it begins."""
 
+SHORT = 64
+"""Most characters of a line without delimiters that is read as one expression."""
+
+NAMED = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|pi|sqrt(?=\d))(?![A-Za-z])")
+MIXED = re.compile(r"(?<!\S)(-?\d+)\s+(\d+)/(\d+)(?!\S)")
+"""A mixed number such as ``3 1/2``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A task's answer as it was read.
+
+    Args:
+        number: its value if it is a plain number.
+        words: itself, if it is compared as text.
+        formulas: what Math-Verify made of it; empty for words alone.
+    """
+
+    number: Fraction | None
+    words: str | None
+    formulas: tuple[Any, ...]
+
 
 class Math:
-    """Understands LaTeX (boxed, or between its delimiters) and plain numbers and expressions.
+    """Understands LaTeX (boxed, or between its delimiters), plain numbers and expressions, words.
 
-    What counts in a completion is the last boxed expression, else what follows "answer", else the
-    last expression. A percent sign may be left out, and so may the name in ``x = 5``.
+    What counts in a completion is what stands in its answer tag, else the last boxed expression,
+    else what follows "answer", else the last line or expression. Reasoning does not count, and an
+    answer of words (``Paris``, ``A``, ``12:30``) is compared as text. A percent sign may be left
+    out, and so may the name in ``x = 5``.
     """
 
     def __init__(self, settings: MathSettings) -> None:
         # It warns on every call that its timeouts are off, which they are on purpose (see below).
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self.precision = settings.precision
+        self.thinking_tag = settings.thinking_tag
+        self.answer_tag = settings.answer_tag
 
     def __call__(self, sample: RewardSample) -> float:
-        answer = sample.task.answer
-        if answer is None:
-            raise DataError(f"task {sample.task.id!r} has no answer to compare with")
-        reference = _reference(answer)
-        if not reference:
-            raise DataError(f"task {sample.task.id!r}: answer {answer!r} is no mathematics")
-        found = _parse(sample.completion)
-        return float(verify(reference, found, float_rounding=self.precision, timeout_seconds=None))
+        reference = _task_reference(sample.task)
+        text = final_answer.outside_reasoning(sample, self.thinking_tag)
+        cut_off = sample.finish_reason == "length"
+        inside = final_answer.tagged(text, self.answer_tag, cut_off=cut_off)
+        return float(self._equal(reference, text if inside is None else inside))
+
+    def check(self, task: Task) -> None:
+        """Refuse a task whose own answer would earn nothing as a completion.
+
+        Raises:
+            DataError: there is no answer, it cannot be read, or it does not equal itself.
+        """
+        reference = _task_reference(task)
+        answer = _last_line(task.answer or "")
+        if not (self._equal(reference, answer) or self._equal(reference, f"${answer}$")):
+            raise DataError(
+                f"task {task.id!r}: answer {task.answer!r} earns nothing as its own completion; "
+                f"it is read as {', '.join(map(str, reference.formulas))}"
+            )
+
+    def _equal(self, reference: Reference, text: str) -> bool:
+        text = final_answer.tidy(text)
+        if reference.words is not None and final_answer.same_words(text, reference.words):
+            return True
+        if reference.number is not None:
+            found = final_answer.number(final_answer.stated(text))
+            if found is not None and not DELIMITED.search(text):
+                return self._near(found, reference.number)
+        if not reference.formulas:
+            return False
+        expressions = _final_expressions(text)
+        if verify(
+            list(reference.formulas),
+            expressions,
+            float_rounding=self.precision,
+            timeout_seconds=None,
+        ):
+            return True
+        # Math-Verify rounds only where one side is written as a decimal, and compares rounded
+        # numbers exactly; an integer and 41.9999999 would differ.
+        return reference.number is not None and any(
+            self._near(value, reference.number)
+            for value in map(_value, expressions)
+            if value is not None
+        )
+
+    def _near(self, found: Fraction, wanted: Fraction) -> bool:
+        return abs(found - wanted) <= Fraction(1, 2 * 10**self.precision)
+
+
+def _task_reference(task: Task) -> Reference:
+    if task.answer is None:
+        raise DataError(f"task {task.id!r} has no answer to compare with")
+    reference = _reference(task.answer)
+    if reference is None:
+        raise DataError(f"task {task.id!r}: answer {task.answer!r} is no mathematics")
+    return reference
 
 
 @lru_cache(maxsize=4096)
-def _reference(answer: str) -> list[Any]:
+def _reference(answer: str) -> Reference | None:
     """The reference answer, which is read whole: ``3x`` is no 3, and ``10:30`` no 10."""
-    latex = answer if DELIMITED.search(answer) else f"${answer}$"
-    return _parse(latex, [LatexExtractionConfig()]) or _parse(answer)
+    answer = final_answer.tidy(_last_line(answer))
+    number = final_answer.number(answer)
+    if number is not None:
+        return Reference(number, None, tuple(_whole(final_answer.decimal(number))))
+    words = final_answer.words_of(answer)
+    if final_answer.is_worded(answer) or final_answer.is_worded(words):
+        # What may be a symbol or a quantity as well counts as either.
+        may_be_formula = len(words) <= 3 or any(letter.isdigit() for letter in words)
+        return Reference(None, answer, tuple(_whole(answer)) if may_be_formula else ())
+    formulas = tuple(_whole(answer) or _parse(answer))
+    return Reference(None, None, formulas) if formulas else None
+
+
+def _last_line(answer: str) -> str:
+    """The final answer of a reference that is a whole solution in the form of GSM8K."""
+    _, marker, final = answer.rpartition("####")
+    return final.strip() if marker else answer.strip()
+
+
+def _final_expressions(text: str) -> list[Any]:
+    """What a completion gives as its answer. A short line without words is one expression, read
+    as a reference is; in anything else Math-Verify looks for it."""
+    stated = "" if DELIMITED.search(text) else final_answer.stated(text)
+    one = bool(MIXED.search(stated)) or not final_answer.NUMBERS_IN_A_ROW.search(stated)
+    if 0 < len(stated) <= SHORT and one and not final_answer.has_words(stated):
+        whole = _whole(stated)
+        if whole:
+            return whole
+    return _parse(text)
+
+
+def _whole(text: str) -> list[Any]:
+    """Text as one expression, from its first character to its last."""
+    if DELIMITED.search(text):
+        return _parse(text, [LatexExtractionConfig()])
+    if "\\" not in text:
+        text = NAMED.sub(r"\\\1 ", MIXED.sub(r"\1 \\frac{\2}{\3}", text))
+    return _parse(f"${text}$", [LatexExtractionConfig()])
+
+
+def _value(expression: Any) -> Fraction | None:
+    """Its value if it is one number, also behind a name as in ``x = 5``."""
+    if getattr(expression, "rel_op", None) == "==" and expression.lhs.is_Symbol:
+        expression = expression.rhs
+    is_number = getattr(expression, "is_Float", False) or getattr(expression, "is_Rational", False)
+    if is_number and expression.is_finite:
+        return Fraction(str(expression))
+    return None
 
 
 def _parse(text: str, *targets: Any) -> list[Any]:

@@ -50,6 +50,7 @@ class LossOutput:
         sum: the objective to minimize, summed over tokens (or sequences). Scalar with gradient.
         count: what the sum is divided by in the end, summed likewise: tokens, sequences, ...
         metrics: name -> (sum, count), detached; reduced to sum / count over the whole step.
+        maxima: name -> value, detached; the largest one of the whole step is reported.
     """
 
     sum: torch.Tensor
@@ -57,6 +58,7 @@ class LossOutput:
     metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] = field(
         default_factory=dict
     )
+    maxima: Mapping[str, torch.Tensor | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class LossStep:
         output = run_loss(self._loss, logprobs, batch, entropy)
         self.losses.add(output, logprobs, batch)
         self.metrics.add_all(output.metrics)
+        for name, value in output.maxima.items():
+            self.metrics.add_max(name, value)
         sampler = batch.fields.get(SAMPLER_LOGPROBS)
         if sampler is not None:
             add_mismatch(self.metrics, logprobs, sampler)

@@ -33,4 +33,5 @@ def add_mismatch(metrics: MetricSums, logprobs: torch.Tensor, sampler: torch.Ten
     size = difference.abs()
     metrics.add("mismatch/logprob_abs_mean", size.sum(), size.numel())
     metrics.add_max("mismatch/logprob_abs_max", size.max())
-    metrics.add("mismatch/kl", (difference.expm1() - difference).sum(), size.numel())
+    wide = difference.double()  # exp overflows float32 above 88 nats
+    metrics.add("mismatch/kl", (wide.expm1() - wide).sum(), size.numel())

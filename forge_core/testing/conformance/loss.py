@@ -108,6 +108,10 @@ class LossConformance:
                 tensor = torch.as_tensor(value)
                 assert tensor.numel() == 1, f"metric {name} is not a pair of scalars"
                 assert not tensor.requires_grad, f"metric {name} is not detached"
+        for name, value in output.maxima.items():
+            tensor = torch.as_tensor(value)
+            assert tensor.numel() == 1, f"maximum {name} is not a scalar"
+            assert not tensor.requires_grad, f"maximum {name} is not detached"
 
     @pytest.mark.parametrize(
         "parts", [[[0, 1], [2, 3]], [[0], [1], [2], [3]], [[3, 1, 2], [0]]], ids=str
@@ -127,6 +131,8 @@ class LossConformance:
             for which in (0, 1):
                 total = sum(float(output.metrics[name][which]) for output, _, _ in outputs)
                 _equal(total, pair[which])
+        for name, value in whole.maxima.items():
+            _equal(max(float(output.maxima[name]) for output, _, _ in outputs), value)
 
     def test_the_order_of_sequences_does_not_matter(self, loss: Loss, rows: Rows) -> None:
         order = [2, 0, 3, 1]
@@ -153,6 +159,7 @@ class LossConformance:
         for total, count in output.metrics.values():
             assert torch.isfinite(torch.as_tensor(total))
             assert torch.isfinite(torch.as_tensor(count))
+        assert not output.maxima, "there is no maximum of nothing"
 
     def test_the_gradient_is_that_of_the_value(self, loss: Loss, rows: Rows) -> None:
         if self.not_differentiated:

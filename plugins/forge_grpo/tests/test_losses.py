@@ -252,6 +252,9 @@ def test_on_policy_gspo_has_the_gradient_of_reinforce_by_sequences() -> None:
         (0.5, -2.0, -1.8, 0.0),  # a bad token is pushed no further than 1 - 0.1
         (1.5, -2.0, -3.0, -2.0),  # a bad token that has become frequent goes back
         (1.5, 0.0, 0.0, 0.0),
+        (2.9, -2.0, -5.8, -2.0),
+        (3.1, -2.0, -6.0, 0.0),  # beyond dual_clip the weight of a bad token grows no further
+        (3.1, 2.0, 2.6, 0.0),
     ],
 )
 def test_the_clip_by_hand(ratio: float, advantage: float, objective: float, slope: float) -> None:
@@ -269,13 +272,93 @@ def test_the_clip_by_hand(ratio: float, advantage: float, objective: float, slop
         held, count = output.metrics["clip_fraction"]
         assert (float(held), count) == (float(slope == 0.0 != advantage), 1.0)
         assert float(output.metrics["ratio"][0]) == pytest.approx(ratio)
+        assert float(output.maxima["ratio_max"]) == pytest.approx(ratio)
+
+
+# Ratios far from 1.
+
+RATIO_LOSSES: list[Callable[[float | None], Loss]] = [
+    lambda dual_clip: Grpo(GrpoLossSettings(dual_clip=dual_clip)),
+    lambda dual_clip: Grpo(GrpoLossSettings(dual_clip=dual_clip, aggregate="sequences")),
+    lambda dual_clip: Gspo(GspoSettings(dual_clip=dual_clip)),
+]
+
+
+def far_apart(gap: float, advantage: float, tokens: int = 64) -> tuple[torch.Tensor, LossBatch]:
+    """Sequences of one token each; the first token's log ratio is ``gap``, the others' is 0."""
+    logprobs = torch.full((tokens,), -1.0).requires_grad_()
+    sampler = logprobs.detach().clone()
+    sampler[0] -= gap
+    advantages = torch.ones(tokens)
+    advantages[0] = advantage
+    fields = {"advantages": advantages, "sampler_logprobs": sampler}
+    return logprobs, LossBatch(torch.arange(tokens), tokens, fields)
+
+
+@pytest.mark.parametrize("make", RATIO_LOSSES)
+@pytest.mark.parametrize("gap", [92.0, -92.0, 1e4, -1e4])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("dual_clip", [3.0, None])
+def test_no_gap_to_the_sampler_overflows(
+    make: Callable[[float | None], Loss], gap: float, advantage: float, dual_clip: float | None
+) -> None:
+    logprobs, batch = far_apart(gap, advantage)
+    output = make(dual_clip)(logprobs, batch, None)
+    assert torch.isfinite(output.sum)
+    (gradient,) = torch.autograd.grad(output.sum, logprobs)
+    assert gradient.isfinite().all()
+    assert gradient[0].abs() <= 1
+    assert all(torch.isfinite(torch.as_tensor(total)) for total, _ in output.metrics.values())
+
+
+@pytest.mark.parametrize("make", RATIO_LOSSES)
+@pytest.mark.parametrize("gap", [2.0, 8.0, 12.0])
+def test_one_bad_token_does_not_take_the_gradient_for_itself(
+    make: Callable[[float | None], Loss], gap: float
+) -> None:
+    logprobs, batch = far_apart(gap, -1.0, tokens=4096)
+    bounded, unbounded = make(3.0)(logprobs, batch, None), make(None)(logprobs, batch, None)
+    (gradient,) = torch.autograd.grad(bounded.sum, logprobs)
+    assert gradient[0].abs() <= 3 * gradient[1].abs()
+    (without,) = torch.autograd.grad(unbounded.sum, logprobs)
+    assert without[0].item() == pytest.approx(math.exp(gap), rel=1e-4)
+    held, _ = bounded.metrics["clip_fraction"]
+    assert float(held) == 1
+    assert float(bounded.maxima["ratio_max"]) == pytest.approx(math.exp(gap), rel=1e-4)
+
+
+@pytest.mark.parametrize("make", RATIO_LOSSES)
+@pytest.mark.parametrize("which", ["policy", "sampler"])
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+def test_a_logprob_that_is_not_finite_is_not_hidden(
+    make: Callable[[float | None], Loss], which: str, value: float
+) -> None:
+    logprobs, batch = far_apart(0.0, 1.0)
+    with torch.no_grad():
+        (logprobs if which == "policy" else batch.fields["sampler_logprobs"])[0] = value
+    assert make(3.0)(logprobs, batch, None).sum.isnan()
+
+
+@pytest.mark.parametrize("difference", [92.0, 1e4])
+def test_a_reference_far_away_does_not_overflow(difference: float) -> None:
+    logprobs = torch.tensor([-difference, -1.0], requires_grad=True)
+    kl = kl_k3(logprobs, torch.zeros(2))
+    (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+    assert kl.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_a_policy_far_above_the_reference_is_still_pulled_back() -> None:
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_k3(logprobs, torch.tensor([-92.0])).sum(), logprobs)
+    assert gradient.item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     "loss",
     [
-        Grpo(GrpoLossSettings(clip_low=0.999, clip_high=1e6)),
-        Gspo(GspoSettings(clip_low=0.999, clip_high=1e6)),
+        Grpo(GrpoLossSettings(clip_low=0.999, clip_high=1e6, dual_clip=None)),
+        Gspo(GspoSettings(clip_low=0.999, clip_high=1e6, dual_clip=None)),
     ],
 )
 def test_tokens_of_an_older_policy_give_the_gradient_of_the_current_one(loss: Loss) -> None:
@@ -313,7 +396,24 @@ def test_kl_is_zero_only_where_the_policies_agree() -> None:
     assert all(kl_k3(logprobs, logprobs + 0.5) > 0.1)
 
 
-def test_k3_is_an_unbiased_estimate_of_the_divergence() -> None:
+def test_the_gradient_of_k3_is_that_of_the_divergence_the_other_way_round() -> None:
+    """On tokens of the policy: grad KL(reference || policy), not grad KL(policy || reference)."""
+    generator = torch.Generator().manual_seed(0)
+    logits, other = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    policy, reference = logits.log_softmax(0), other.log_softmax(0)
+    expected_loss = (policy.detach().exp() * kl_k3(policy, reference)).sum()
+    forward = (reference.exp() * (reference - policy)).sum()
+    reverse = (policy.exp() * (policy - reference)).sum()
+    ours, theirs, not_theirs = (
+        torch.autograd.grad(value, logits, retain_graph=True)[0]
+        for value in (expected_loss, forward, reverse)
+    )
+    torch.testing.assert_close(ours, theirs)
+    assert torch.cosine_similarity(ours, not_theirs, dim=0) < 0.95
+
+
+def test_the_value_of_k3_is_an_unbiased_estimate_of_the_divergence() -> None:
     generator = torch.Generator().manual_seed(0)
     policy, reference = torch.randn(2, 12, generator=generator, dtype=torch.float64).log_softmax(1)
     # The expectation over tokens sampled from the policy, summed exactly.

@@ -2,6 +2,8 @@
 
 GRPO (DeepSeekMath, arXiv:2402.03300, eq. 3 and 4) over PPO's clip (arXiv:1707.06347, eq. 7);
 ``clip_high`` above ``clip_low`` and ``aggregate: tokens`` give DAPO (arXiv:2503.14476, eq. 8).
+``dual_clip`` bounds the ratio where the advantage is negative (dual-clip PPO, arXiv:1912.09729);
+GRPO as published has no such bound.
 
 Deviation: the old policy's logprobs are the sampler's, as reported with each token; GRPO recomputes
 them with the trainer. The difference between the two is measured on every step (``mismatch/...``).
@@ -12,7 +14,14 @@ from __future__ import annotations
 import torch
 
 from forge_core.tensors.batch import LossBatch, LossOutput
-from forge_grpo.losses.primitives import clip_metrics, clipped_objective, kl_k3, output
+from forge_grpo.losses.primitives import (
+    bounded,
+    clip_metrics,
+    clipped_objective,
+    kl_k3,
+    output,
+    ratio_maxima,
+)
 from forge_grpo.losses.settings import GrpoLossSettings
 
 
@@ -33,9 +42,9 @@ class Grpo:
     ) -> LossOutput:
         settings = self.settings
         advantages = batch.field("advantages")
-        ratio = (logprobs - batch.field("sampler_logprobs")).exp()
-        objective = clipped_objective(ratio, advantages, settings.clip_low, settings.clip_high)
-        metrics = clip_metrics(ratio, advantages, settings.clip_low, settings.clip_high)
+        ratio = bounded(logprobs - batch.field("sampler_logprobs")).exp()
+        objective = clipped_objective(ratio, advantages, settings)
+        metrics = clip_metrics(ratio, advantages, settings)
         count = float(logprobs.numel())
         if settings.kl_coef > 0:
             kl = kl_k3(logprobs, batch.field("reference_logprobs"))
@@ -46,4 +55,4 @@ class Grpo:
             objective = objective + settings.entropy_coef * entropy
         if entropy is not None:
             metrics["entropy"] = (entropy.detach().sum(), count)
-        return output(objective, batch, settings.aggregate, metrics)
+        return output(objective, batch, settings.aggregate, metrics, ratio_maxima(ratio))

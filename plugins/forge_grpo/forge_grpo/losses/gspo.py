@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from forge_core.tensors.batch import LossBatch, LossOutput
-from forge_grpo.losses.primitives import clip_metrics, clipped_objective, sequence_means
+from forge_grpo.losses.primitives import (
+    bounded,
+    clip_metrics,
+    clipped_objective,
+    ratio_maxima,
+    sequence_means,
+)
 from forge_grpo.losses.settings import GspoSettings
 
 
@@ -23,14 +29,14 @@ class Gspo:
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
     ) -> LossOutput:
-        low, high = self.settings.clip_low, self.settings.clip_high
         log_ratio, counts = sequence_means(logprobs - batch.field("sampler_logprobs"), batch)
         advantages, _ = sequence_means(batch.field("advantages"), batch)
         trained = counts > 0
-        ratio, advantages = log_ratio[trained].exp(), advantages[trained]
-        objective = clipped_objective(ratio, advantages, low, high)
+        ratio, advantages = bounded(log_ratio[trained]).exp(), advantages[trained]
+        objective = clipped_objective(ratio, advantages, self.settings)
         return LossOutput(
             sum=-objective.sum(),
             count=float(ratio.numel()),
-            metrics=clip_metrics(ratio, advantages, low, high),
+            metrics=clip_metrics(ratio, advantages, self.settings),
+            maxima=ratio_maxima(ratio),
         )

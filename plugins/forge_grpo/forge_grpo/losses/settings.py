@@ -11,6 +11,19 @@ from forge_core import Settings
 Aggregate = Literal["tokens", "sequences"]
 
 
+class ClipSettings(Settings):
+    """Where an importance ratio stops counting."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(0.2, ge=0, description="ratio is clipped above 1 + clip_high")
+    dual_clip: float | None = Field(
+        3.0,
+        gt=1,
+        description="largest ratio that counts where the advantage is negative and clip_high does "
+        "not bound it (dual-clip PPO); null: no bound",
+    )
+
+
 class ReinforceSettings(Settings):
     """Plain policy gradient."""
 
@@ -20,16 +33,14 @@ class ReinforceSettings(Settings):
     )
 
 
-class GrpoLossSettings(ReinforceSettings):
+class GrpoLossSettings(ClipSettings, ReinforceSettings):
     """Clipped objective with optional KL penalty and entropy bonus."""
 
-    clip_low: float = Field(0.2, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(0.2, ge=0, description="ratio is clipped above 1 + clip_high")
     kl_coef: float = Field(0.0, ge=0, description="weight of the KL penalty to the reference")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
 
 
-class GspoSettings(Settings):
+class GspoSettings(ClipSettings):
     """Sequence-level ratios; the clip range is much narrower than for tokens."""
 
     clip_low: float = Field(3e-4, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")

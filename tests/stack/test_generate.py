@@ -66,6 +66,14 @@ def rows(result: CommandResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+def to_rounding(row: dict[str, Any]) -> dict[str, Any]:
+    """The row to compare with one from another batch: everything is equal, logprobs nearly.
+
+    Matrix products of another size may add in another order, so logprobs differ in the last digits.
+    """
+    return {**row, "logprobs": pytest.approx(row["logprobs"], abs=1e-5)}
+
+
 def greedy(model: Path, tokens: list[int], count: int) -> list[int]:
     """The most probable continuation, by plain forward passes."""
     policy = load_model(model)
@@ -108,7 +116,7 @@ def test_a_seed_gives_a_prompt_its_samples_wherever_it_stands(tiny_model: Path) 
     options = ("--seed", 3, "--max-tokens", 8, "--json")
     alone = rows(generate(tiny_model, "second", *options))
     among = rows(generate(tiny_model, "first", "second", *options))
-    assert among[1] == alone[0]
+    assert among[1] == to_rounding(alone[0])
     assert rows(generate(tiny_model, "second", *options[2:]))[0]["tokens"] != alone[0]["tokens"]
 
 
@@ -187,7 +195,7 @@ def test_text_is_a_users_message_where_there_is_a_template(
     path = tmp_path / "chats.jsonl"
     path.write_text(f'"hi"\n{json.dumps({"messages": messages})}\n{{"prompt": "hi", "id": 3}}\n')
     text, spoken, prompt = rows(generate(chat_model, "--input", path, *options))
-    assert text == prompt == chat
+    assert text == prompt == to_rounding(chat)
     assert spoken["prompt"] == messages
     (rendered,) = rows(generate(tiny_model, "<system>be;<user>hi;<assistant>", *options))
     assert spoken["tokens"] == rendered["tokens"]

@@ -18,7 +18,7 @@ from forge_core import BuildContext, Placement, Selection
 from forge_core.services import ReplicaSpec
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
-from forge_core.testing.runs import Run, small_config, until
+from forge_core.testing.runs import Run, small_config, until, untimed
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings, ServicePlacement
 
@@ -140,7 +140,7 @@ def _places(run: Run) -> dict[str, list[str]]:
 
 
 def _numbers(run: Run) -> list[dict[str, Any]]:
-    return [{**line, "timing": None} for line in run.lines("metrics.jsonl")]
+    return untimed(run.lines("metrics.jsonl"))
 
 
 @pytest.mark.slow
@@ -173,7 +173,8 @@ def test_runs_over_two_and_three_hosts_have_the_numbers_of_one_process(
         "trainer-0-rank1": ["two"],
     }
     assert len(_numbers(local)) == 3
-    assert _numbers(two) == _numbers(local)
+    # Two generators have half a batch each, so floats differ by rounding.
+    assert _numbers(two) == [pytest.approx(line, abs=1e-5) for line in _numbers(local)]
     for ours, theirs in zip(_numbers(three), _numbers(local), strict=True):
         assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=0.05)
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-3)

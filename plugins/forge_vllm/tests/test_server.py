@@ -246,12 +246,15 @@ async def test_it_ends_with_its_generator(
     generator: ServingGenerator, client: openai.AsyncOpenAI
 ) -> None:
     """The last one: it closes what the others share."""
+    long: Config = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
+    # 25 times what the engine holds at once: far from done after the grace period, on any CPU.
     pending = asyncio.create_task(
-        client.completions.create(
-            model="policy", prompt=PROMPT, max_tokens=900, extra_body={"ignore_eos": True}
-        )
+        client.completions.create(model="policy", prompt=PROMPT, n=400, **long)
     )
-    await asyncio.sleep(0.1)
+    # Once the engine samples this one, it has the request above too.
+    stream = await client.completions.create(model="policy", prompt=PROMPT, stream=True, **long)
+    await anext(aiter(stream))
+    assert not pending.done()
     await generator.close()
     with pytest.raises(openai.OpenAIError):
         await pending

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forge_core.models.shape import FAMILIES, ModelShape
+from forge_core.tensors.chunks import CPU_BYTES, CUDA_BYTES
 
 Checkpointing = Literal["none", "selective", "full"]
-
-LOGITS_BYTES = 64 * 2**20
-"""Logits are made in chunks of this size; a chunk and its gradient are held at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +72,7 @@ def layer_activations(shape: ModelShape, checkpointing: Checkpointing) -> int:
     return attention + 2 * hidden + 4 * wide
 
 
-def head_activations(shape: ModelShape, tokens: int) -> int:
-    """Bytes of a chunk of float32 logits and its gradient."""
-    return 2 * min(tokens * shape.vocab * 4, LOGITS_BYTES)
+def head_activations(shape: ModelShape, tokens: int, *, cuda: bool) -> int:
+    """Bytes that the logprobs of these tokens hold at once: float32 logits, their log-softmax and
+    its gradient, of all tokens or of a chunk (``forge_core.tensors.chunks``)."""
+    return 3 * min(tokens * shape.vocab * 4, CUDA_BYTES if cuda else CPU_BYTES)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from forge_core.tensors import attention
 from forge_core.tensors.batch import PackedBatch
-from forge_core.tensors.logprobs import CHUNK_BYTES, LogitShape, token_logprobs
+from forge_core.tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
 from forge_core.tensors.rows import gather_rows
 
 _TRIAL_LENGTHS = (7, 4, 5)
@@ -107,7 +107,7 @@ class CausalLM:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The general way: whole logits of a few sequences, dropped and computed again."""
         vocabulary = self.model.config.get_text_config().vocab_size
-        most = max(1, CHUNK_BYTES // (4 * vocabulary * max(batch.lengths)))
+        most = max(1, chunk_bytes_on(batch.tokens.device) // (4 * vocabulary * max(batch.lengths)))
         trained = torch.zeros_like(batch.tokens, dtype=torch.bool).index_fill_(0, batch.targets, 1)
         rows = torch.split(batch.tokens, list(batch.lengths))
         masks = torch.split(trained, list(batch.lengths))

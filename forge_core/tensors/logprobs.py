@@ -13,8 +13,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 64 * 2**20
-"""Size of one chunk of float32 logits. A few temporaries of that size exist at a time."""
+from forge_core.tensors.accumulate import add_product
+from forge_core.tensors.chunks import chunk_bytes
+
+
+def chunk_bytes_on(device: torch.device) -> int:
+    """Size of one chunk of float32 logits on a device. A few temporaries of it exist at a time."""
+    if device.type != "cuda":
+        return chunk_bytes()
+    return chunk_bytes(torch.cuda.get_device_properties(device).total_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ def token_logprobs(
     bias: torch.Tensor | None = None,
     shape: LogitShape | None = None,
     with_entropy: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    most_bytes: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Natural-log probability of each target, and entropy of its distribution.
 
@@ -55,19 +62,21 @@ def token_logprobs(
         bias: of the head. [V]
         shape: what is done to the logits before the softmax.
         with_entropy: also give entropies, in nats.
-        chunk_bytes: bound on one chunk of logits. If all fit into one, it is kept for the backward
-            pass, so that small vocabularies do not pay for computing it again.
+        most_bytes: bound on one chunk of logits; None: as suits the device. If all fit into one, it
+            is kept for the backward pass, so that small vocabularies do not pay for computing it
+            again.
 
     Returns:
         logprobs [N] and entropies [N] or None; float32 (float64 for float64).
     """
     device = hidden.device.type
+    most = chunk_bytes_on(hidden.device) if most_bytes is None else most_bytes
     product = (
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     )
     with torch.autocast(device, enabled=False):
         logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, targets, bias, shape or LogitShape(), with_entropy, chunk_bytes, product
+            hidden, weight, targets, bias, shape or LogitShape(), with_entropy, most, product
         )
     return logprobs, entropy
 
@@ -82,11 +91,11 @@ class _TokenLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         shape: LogitShape,
         with_entropy: bool,
-        chunk_bytes: int,
+        most_bytes: int,
         product: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         count = hidden.shape[0]
-        rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+        rows = max(1, most_bytes // (4 * weight.shape[0]))
         kept = None
         logprobs = hidden.new_empty(count, dtype=_real(hidden))
         entropy = torch.empty_like(logprobs) if with_entropy else None
@@ -138,7 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ cast
             if grad_weight is not None:
-                _add_product(grad_weight, grad.T, inputs)
+                add_product(grad_weight, grad.T, inputs)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -194,11 +203,3 @@ def _softmax_gradient(
     if grad_logprobs is not None:
         grad.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
     return grad
-
-
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total += left @ right, in total's precision as far as the product's type allows."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += left @ right

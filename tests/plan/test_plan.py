@@ -104,12 +104,14 @@ def test_what_is_sampled_fits_into_the_samplers_window(
     assert f"step        512 sequences, each of at most {longest}" in grpo
 
 
-def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("device", "chunk"), [("cpu", 64 / 1024), ("auto", 2048 * 128256 / 2**28)])
+def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path, device: str, chunk: float) -> None:
     """Llama 3.1 8B in bfloat16: 16 bytes a parameter with AdamW in float32, and the casts."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     result = run_forge(
         *("plan", f"model.path={tmp_path}", "recipe.max_length=2048", "training.batch_size=1"),
         *("trainer.gradient_checkpointing=true", "distributed.precision=bf16"),
+        f"trainer.device={device}",
     )
     assert (result.exit_code, result.stderr) == (0, "")
     terms = dict(re.findall(r"^    (\w[\w ]+?) +([\d.]+)", result.stdout, re.M))
@@ -121,7 +123,8 @@ def test_memory_of_a_known_model(run_forge: Any, tmp_path: Path) -> None:
         sum(float(size) for name, size in terms.items() if not name.startswith("total")), abs=5e-3
     )
     # 32 layers keep 2048 x 4096 numbers of two bytes each; one layer keeps all it makes.
-    assert 0.5 < float(terms["activations"]) < 1.2
+    # A chunk of logits is larger where a GPU may compute them.
+    assert 0.5 < float(terms["activations"]) - 3 * chunk < 1.2
 
 
 def test_the_reference_is_counted_when_the_loss_needs_it(run_forge: Any) -> None:

@@ -56,7 +56,7 @@ def test_values_and_gradients_in_float32(shape: LogitShape, rows: int, with_bias
                 bias=given,
                 shape=shape,
                 with_entropy=True,
-                chunk_bytes=rows * ROW,
+                most_bytes=rows * ROW,
             )
             assert entropy is not None
         else:
@@ -84,7 +84,7 @@ def test_gradients_against_finite_differences(
             bias=bias,
             shape=shape,
             with_entropy=True,
-            chunk_bytes=rows * ROW,
+            most_bytes=rows * ROW,
         )
         return outputs if part is None else outputs[part]
 
@@ -107,7 +107,7 @@ def test_no_temporary_is_as_large_as_the_logits() -> None:
 
     with Watch():
         logprobs, _ = token_logprobs(
-            hidden, weight, targets, with_entropy=True, chunk_bytes=32 * 4000
+            hidden, weight, targets, with_entropy=True, most_bytes=32 * 4000
         )
         logprobs.sum().backward()
     assert max(sizes) <= 32 * 1000
@@ -121,7 +121,7 @@ def test_bfloat16_adds_gradients_up_in_float32() -> None:
     gradients = []
     for dtype, rows in ((torch.float32, 4096), (torch.bfloat16, 4096), (torch.bfloat16, 16)):
         leaf = weight.to(dtype, copy=True).requires_grad_()
-        logprobs, _ = token_logprobs(hidden.to(dtype), leaf, targets, chunk_bytes=rows * ROW)
+        logprobs, _ = token_logprobs(hidden.to(dtype), leaf, targets, most_bytes=rows * ROW)
         assert logprobs.dtype == torch.float32
         logprobs.sum().backward()
         assert leaf.grad is not None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge_core.tensors.logprobs import CHUNK_BYTES, LogitShape, token_logprobs
+from forge_core.tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
 from forge_titan.titan import Linear
 
@@ -54,7 +54,7 @@ class LogprobHead(Linear):  # type: ignore[misc]
                 targets,
                 first=rows * mesh.get_local_rank(),
                 group=mesh.get_group(),
-                chunk=max(1, CHUNK_BYTES // (4 * rows)),
+                chunk=max(1, chunk_bytes_on(hidden.device) // (4 * rows)),
                 temperature=temperature,
                 with_entropy=with_entropy,
             )

@@ -39,7 +39,7 @@ def trainer_memory(
     in_flight = degrees.pipeline  # micro-batches that 1F1B's first rank has begun at once
     working = {
         "activations": tokens * in_flight * per_token * computed // degrees.tensor
-        + head_activations(shape, tokens) // degrees.tensor,
+        + head_activations(shape, tokens, cuda=settings.device != "cpu") // degrees.tensor,
     }
     if degrees.shard * degrees.context > 1 or computed != stored:
         # FSDP2 gathers one unit while the one before it is computed with.

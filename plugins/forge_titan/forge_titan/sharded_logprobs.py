@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from forge_core.tensors.accumulate import add_product
+
 
 def sharded_token_logprobs(
     hidden: torch.Tensor,
@@ -108,7 +110,7 @@ class _ShardedLogprobs(torch.autograd.Function):
                 grad[owned, targets[part][owned]] += grad_logprobs[part][owned]
             grad = (grad / ctx.temperature).to(hidden.dtype)
             grad_hidden[part] = grad @ weight
-            grad_weight += grad.T @ hidden[part]
+            add_product(grad_weight, grad.T, hidden[part])
         dist.all_reduce(grad_hidden, group=ctx.group)
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
 

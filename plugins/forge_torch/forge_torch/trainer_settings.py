@@ -94,7 +94,7 @@ def trainer_memory(
     element = 2 if mixed else size
     if not workload.trained:
         layer = tokens * layer_activations(shape, "none") * element
-        activations = layer + head_activations(shape, tokens)
+        activations = layer + head_activations(shape, tokens, cuda=settings.device != "cpu")
         return Memory(device={"parameters": weights, "activations": activations}, tokens=tokens)
     checkpointing: Checkpointing = "full" if settings.gradient_checkpointing else "none"
     per_token = shape.layers * layer_activations(shape, checkpointing)
@@ -104,7 +104,8 @@ def trainer_memory(
         "parameters": weights,
         "gradients": weights,
         "optimizer": 2 * weights,
-        "activations": tokens * per_token * element + head_activations(shape, tokens),
+        "activations": tokens * per_token * element
+        + head_activations(shape, tokens, cuda=settings.device != "cpu"),
     }
     if mixed:
         device["bfloat16 weights"] = shape.parameters * 2

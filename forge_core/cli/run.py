@@ -74,6 +74,8 @@ def run(
 
 
 def _show_plan(config: RunConfig, totals: list[int]) -> None:
+    from forge_core.run.unused import unused_keys
+
     click.echo(f"run {config.name}: nothing is wrong; nothing was started")
     click.echo(f"  runtime {config.runtime.name}, trackers {', '.join(config.trackers) or 'none'}")
     for stage, steps in zip(config.stages, totals, strict=True):
@@ -85,3 +87,5 @@ def _show_plan(config: RunConfig, totals: list[int]) -> None:
         rewards = {"rewards": "+".join(stage.rewards)} if stage.rewards else {}
         named = ", ".join(f"{section} {name}" for section, name in {**parts, **rewards}.items())
         click.echo(f"  stage {stage.name}: recipe {stage.recipe.name}, {steps} steps, {named}")
+    for line in unused_keys(config):
+        click.echo(f"  warning: {line}")

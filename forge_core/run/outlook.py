@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from forge_core.models.shape import FAMILIES, ModelShape, model_shape
 from forge_core.run.memory import Memory, Workload
-from forge_core.run.plan import check_components, check_reference, early_context, placements
+from forge_core.run.plan import (
+    check_components,
+    check_reference,
+    early_context,
+    evaluates,
+    placements,
+)
+from forge_core.run.unused import check_evaluation
 
 if TYPE_CHECKING:
     from forge_core.component import Placement, Selection
@@ -58,6 +65,7 @@ def outlook(config: RunConfig) -> list[StageOutlook]:
     Raises:
         UsageError: a component cannot do what its stage asks of it.
     """
+    check_evaluation(config)
     return [_stage(stage) for stage in config.stages]
 
 
@@ -68,7 +76,7 @@ def _stage(stage: StageConfig) -> StageOutlook:
     check_reference(stage, loss)
     requires = stage.recipe.build(context).requires
     sampled = "generator" in requires
-    scored = stage.eval_dataset is not None and bool(stage.rewards)
+    scored = evaluates(stage)
     uses = {"trainer": "trainer" in requires, "generator": sampled or scored}
     shape = model_shape(stage.model)
     longest = _longest(stage, shape, sampled=sampled) if shape is not None else None

@@ -57,6 +57,11 @@ def placements(stage: StageConfig) -> dict[str, Placement]:
     return {service: placement for service, (placement, used) in there.items() if used}
 
 
+def evaluates(stage: StageConfig) -> bool:
+    """Whether the stage's policy is scored on held-out tasks."""
+    return stage.eval_dataset is not None and bool(stage.rewards)
+
+
 def check_components(stage: StageConfig) -> None:
     """Let each component refuse what it cannot do with its settings and number of ranks.
 
@@ -134,6 +139,11 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
         if not getattr(stage, section):
             raise UsageError(
                 f"{section}: recipe {stage.recipe.name!r} (stage {stage.name!r}) needs this section"
+            )
+    for section in ("environment", "generator", "trainer") if evaluates(stage) else ():
+        if not getattr(stage, section):
+            raise UsageError(
+                f"{section}: evaluation with eval_dataset (stage {stage.name!r}) needs this section"
             )
 
 

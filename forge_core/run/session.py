@@ -31,6 +31,7 @@ from forge_core.run.plan import (
     early_context,
 )
 from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.run.unused import check_evaluation, unused_keys
 from forge_core.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class RunSession:
         self._recipes: list[Recipe] = []
         self.total_steps: list[int] = []
         check_model(config.model)
+        check_evaluation(config)
         for stage in config.stages:
             self._check(stage)
         self.hook.forge_config_resolved(config=config)
@@ -164,6 +166,8 @@ class RunSession:
         try:
             with self.stop, self.watchdog:
                 self.broadcast.start(self._info(state))
+                for line in unused_keys(self.config):
+                    self.broadcast.event("warning", line)
                 self.runtime: Runtime = self.config.runtime.build(context)
                 try:
                     await self._stages(state)

@@ -23,7 +23,7 @@ from forge_core.replay.saved import from_json, to_json
 from forge_core.run.addresses import Addresses
 from forge_core.run.checkpoint import REPLAY_BUFFER, RunState
 from forge_core.run.evaluation import evaluate
-from forge_core.run.plan import early_context, placements
+from forge_core.run.plan import early_context, evaluates, placements
 from forge_core.run.records import StepRecord
 from forge_core.run.step import Step
 from forge_core.runtimes.local import LocalRuntime
@@ -403,7 +403,7 @@ class Stage:
         return place
 
     async def _evaluate(self, moment: Literal["before", "during", "after"]) -> None:
-        if self.config.eval_dataset is None or not self.config.rewards:
+        if not evaluates(self.config):
             return
         if self._published_at != self._at:
             await self.publish()

@@ -137,10 +137,13 @@ class Episode:
         prompt_text: what a person sees of the prompt.
         completion_texts: decoded completions, in turn.
         truncated: a completion ended on length, or the turn limit was reached.
-        rewards: by part, before weighting.
+        rewards: by part, before weighting; without the parts that failed and have no
+            ``failure_reward``.
         reward: the weighted sum of the parts.
         advantage: set by the recipe from the group.
         failures: reward parts that failed, with the cause.
+        left_out: one of those has no ``failure_reward``, so that the reward says nothing about the
+            episode: recipes neither compare it with its siblings nor train on it.
     """
 
     task: Task
@@ -152,6 +155,7 @@ class Episode:
     reward: float = 0.0
     advantage: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
+    left_out: bool = False
 
     @property
     def tokens(self) -> list[int]:

@@ -65,13 +65,14 @@ class RewardPart:
         selection: the reward component with its settings.
         weight: factor in the weighted sum.
         deadline: seconds until the call is killed.
-        failure_reward: what an episode gets for this part when the call raised or was killed.
+        failure_reward: what an episode gets for this part when the call raised or was killed; None
+            leaves the episode out.
     """
 
     selection: Selection[Reward]
     weight: float = 1.0
     deadline: float = 10.0
-    failure_reward: float = 0.0
+    failure_reward: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

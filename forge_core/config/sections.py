@@ -238,8 +238,10 @@ class RewardKeys(Settings):
 
     weight: float = Field(1.0, description="factor in the weighted sum")
     deadline: float = Field(10.0, gt=0, description="seconds until the call is killed")
-    failure_reward: float = Field(
-        0.0, description="what an episode gets for this part when the call raised or was killed"
+    failure_reward: float | None = Field(
+        None,
+        description="what an episode gets for this part when the call raised or was killed; null: "
+        "the episode is left out of its group",
     )
 
 

@@ -1,9 +1,10 @@
 """Rewards under a deadline, in processes that can be killed.
 
 The rule: a sample whose reward raises, returns no finite number, hangs past its deadline or takes
-two processes down gets the part's ``failure_reward`` and is counted. A part that fails on *every*
-episode of a call (of two tasks or more) fails the run: that is a bug and not a hard task. Where
-calls are of one task each, many of them in a row do.
+two processes down gets the part's ``failure_reward``, or is left out if there is none, and is
+counted. A part that fails on *every* episode of a call (of two tasks or more) fails the run: that
+is a bug and not a hard task. Where calls are of one task each, many of them in a row do; two tasks
+are enough for a part that has never judged anything, and one at the end of the run.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class RewardPool:
         self._calls = 0
         self._failures: Counter[str] = Counter()
         self._streaks: dict[str, _Streak] = {}
+        self._worked: set[str] = set()
+        """Parts that have judged an episode."""
         self._lost = 0
         self._retried = 0
         self._seconds = 0.0
@@ -109,6 +112,16 @@ class RewardPool:
             "retried": self._retried,
             "seconds": self._seconds,
         }
+
+    def check_judged(self) -> None:
+        """Every part has judged something; for the end of a run, which may be short.
+
+        Raises:
+            RunFailed: a part failed on every episode of all calls.
+        """
+        for part, streak in self._streaks.items():
+            if part not in self._worked and streak.last is not None:
+                raise self._hopeless(part, streak.last, streak.calls)
 
     async def close(self) -> None:
         """Kill every process and what it started. Safe to call twice, and while scoring."""
@@ -189,10 +202,12 @@ class RewardPool:
         episode.failures = {
             part: cause for part, cause in results.items() if isinstance(cause, str)
         }
-        episode.rewards = {
+        values = {
             part: self._parts[part].failure_reward if isinstance(result, str) else result
             for part, result in results.items()
         }
+        episode.rewards = {part: value for part, value in values.items() if value is not None}
+        episode.left_out = len(episode.rewards) < len(values)
         episode.reward = sum(self._parts[part].weight * r for part, r in episode.rewards.items())
 
     def _report(self, part: str, call: _Call) -> None:
@@ -206,10 +221,13 @@ class RewardPool:
             streak = self._streaks.setdefault(part, _Streak())
             streak.calls += 1
             streak.lost += call.lost[part]
-            if streak.hopeless:
+            streak.tasks.add(call.samples[0].task.id)
+            streak.last = call
+            if streak.hopeless or (part not in self._worked and len(streak.tasks) > 1):
                 raise self._hopeless(part, call, streak.calls)
         else:
             self._streaks.pop(part, None)
+            self._worked.add(part)
         retried = Counter(cause for name, cause in call.retried if name == part)
         if retried:
             self._tell("reward_retried", part, "died over", retried, judged)
@@ -225,21 +243,21 @@ class RewardPool:
         data = {"part": part, "failed": count, "episodes": judged, "causes": dict(causes)}
         self._on_event(kind, message, data)
 
-    def _hopeless(self, part: str, call: _Call, tasks: int = 1) -> RunFailed:
+    def _hopeless(self, part: str, call: _Call, calls: int = 1) -> RunFailed:
         """The failure of the run by a part that fails on everything.
 
         Args:
             part: its name.
             call: the last one.
-            tasks: as many in a row that it failed on, if each was a call of its own.
+            calls: as many in a row that it failed on, if each was of one task.
         """
         causes = call.causes(part)
         (cause, _), *others = causes.most_common()
         first = "" if causes.total() == len(call.samples) else "the first "
         more = f" (and {len(others)} other cause{'s' * (len(others) > 1)})" if others else ""
         what = f"{first}{causes.total()} of {len(call.samples)} episodes"
-        if tasks > 1:
-            what = f"every episode of {tasks} tasks in a row"
+        if calls > 1:
+            what = f"every episode of {calls} calls in a row"
         return RunFailed(
             f"reward {part!r} failed on {what}: {cause}{more}",
             log_tail=log_tail(self._log),
@@ -252,6 +270,8 @@ class _Streak:
 
     calls: int = 0
     lost: int = 0  # samples, as in a call
+    tasks: set[str] = field(default_factory=set)  # their ids
+    last: _Call | None = None
 
     @property
     def hopeless(self) -> bool:

@@ -41,7 +41,7 @@ async def evaluate(
     episodes = [episode for group in groups for episode in group.episodes]
     await stage.score(episodes)
     parts = {
-        part: sum(episode.rewards[part] for episode in episodes) / len(episodes)
+        part: sum(episode.rewards.get(part, 0.0) for episode in episodes) / len(episodes)
         for part in stage.config.rewards
     }
     return Evaluation(

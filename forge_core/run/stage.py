@@ -415,7 +415,10 @@ class Stage:
 
         Raises:
             RunStopped: it was not.
+            RunFailed: a part of the reward failed on everything it was given.
         """
+        if self._rewards is not None:
+            self._rewards.check_judged()
         if self._step < self.total_steps:
             raise RunStopped(
                 f"stage {self.name!r} ended at step {self._step} of {self.total_steps}"

@@ -203,7 +203,7 @@ def test_the_same_for_parts(read: Read, write: Write) -> None:
     stage = read(path, "rewards.exact_match.use=math", "rewards.other.use=exact_match").stages[0]
     part = stage.rewards["exact_match"]
     assert (part.selection.name, part.weight, part.deadline) == ("math", 2.0, 1.0)
-    assert part.failure_reward == 0.0
+    assert part.failure_reward is None
     assert stage.rewards["other"].selection.settings.model_dump() == {"strip": False}
 
 

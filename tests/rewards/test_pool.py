@@ -191,18 +191,50 @@ async def test_a_hard_task_fails_nothing_and_many_in_a_row_do(pool_of, part, epi
             episode.task = of_one_task[0].task
         return of_one_task
 
+    await pool.score(group("1", "1"))  # it works
     for _ in range(2):
         scored = group("raise b", "raise b")
         await pool.score(scored)
         assert [episode.reward for episode in scored] == [-1.0, -1.0]
-    await pool.score(group("raise b", "1"))  # it works after all
+    await pool.score(group("raise b", "1"))
     for _ in range(2):
         await pool.score(group("raise b", "raise b"))
     with pytest.raises(RunFailed) as caught:
         await pool.score(group("raise b", "raise b"))
     assert str(caught.value) == (
-        "reward 'math' failed on every episode of 3 tasks in a row: ValueError: b"
+        "reward 'math' failed on every episode of 3 calls in a row: ValueError: b"
     )
+
+
+async def test_a_part_that_never_worked_fails_on_the_second_task(pool_of, part, episodes):
+    pool = pool_of({"math": part()})
+    first, second = episodes("raise b", "raise b")
+    for _ in range(2):
+        await pool.score([first])
+    with pytest.raises(RunFailed, match="every episode of 3 calls in a row: ValueError: b"):
+        await pool.score([second])
+
+
+async def test_a_part_that_never_worked_fails_at_the_end(pool_of, part, episodes):
+    pool = pool_of({"math": part()})
+    pool.check_judged()  # nothing was asked
+    (of_one_task,) = episodes("raise b")
+    await pool.score([of_one_task, of_one_task])
+    with pytest.raises(RunFailed, match="reward 'math' failed on 2 of 2 episodes: ValueError: b"):
+        pool.check_judged()
+    await pool.score(episodes("1"))
+    pool.check_judged()
+
+
+async def test_an_episode_without_its_reward_is_left_out(pool_of, part, episodes):
+    pool = pool_of(
+        {"math": part(failure_reward=None), "form": part(failure_reward=-1.0, weight=0.5)}
+    )
+    failed, judged = episodes("raise b", "2")
+    await pool.score([failed, judged])
+    assert (failed.left_out, failed.rewards, failed.reward) == (True, {"form": -1.0}, -0.5)
+    assert list(failed.failures) == ["math", "form"]
+    assert (judged.left_out, judged.reward) == (False, 3.0)
 
 
 async def test_the_report_of_a_crash_brings_the_end_of_the_log(pool_of, part, episodes):

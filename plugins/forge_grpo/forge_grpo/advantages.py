@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isclose
 from statistics import fmean, stdev
 from typing import Literal
 
 EPSILON = 1e-4
 """Added to the standard deviation; rewards are of order 1."""
+
+ROUNDING = 1e-9
+"""Rewards that differ by less, relative to their size or absolutely, are equal: 0.1 + 0.2 and 0.3
+are two sums of the same parts."""
 
 
 def group_advantages(
@@ -24,9 +29,9 @@ def group_advantages(
         scale: what the difference is divided by.
 
     Returns:
-        One advantage an episode; all exactly 0 when the rewards are equal. [G]
+        One advantage an episode; all exactly 0 when the rewards are equal but for rounding. [G]
     """
-    if len(set(rewards)) <= 1:
+    if not rewards or isclose(min(rewards), max(rewards), rel_tol=ROUNDING, abs_tol=ROUNDING):
         return [0.0] * len(rewards)
     mean = fmean(rewards)
     divisor = stdev(rewards) + EPSILON if scale == "std" else 1.0

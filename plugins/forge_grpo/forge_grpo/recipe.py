@@ -108,16 +108,17 @@ class GrpoRecipe:
         return sampling_ahead(rollouts, self.settings.max_staleness)
 
     def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
-        """Set every episode's advantage; the episodes to train on."""
+        """Set the advantage of every episode that was judged; the episodes to train on."""
         kept: list[Episode] = []
         for group in groups:
+            judged = [episode for episode in group.episodes if not episode.left_out]
             advantages = group_advantages(
-                [episode.reward for episode in group.episodes], scale=self.settings.advantage_scale
+                [episode.reward for episode in judged], scale=self.settings.advantage_scale
             )
-            for episode, advantage in zip(group.episodes, advantages, strict=True):
+            for episode, advantage in zip(judged, advantages, strict=True):
                 episode.advantage = advantage
             if any(advantages) or self.settings.zero_variance == "keep":
-                kept += group.episodes
+                kept += judged
         return kept
 
     async def _train(

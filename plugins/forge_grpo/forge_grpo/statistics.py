@@ -9,7 +9,7 @@ from forge_core import Episode, Group
 
 
 def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[str, float]:
-    """Means over all episodes of a step.
+    """Means over the episodes of a step; those of rewards over the episodes not left out.
 
     Args:
         groups: scored, with advantages.
@@ -17,7 +17,8 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
             versions the weights that sampled it lie behind: the oldest one's and the mean.
     """
     episodes = [episode for group in groups for episode in group.episodes]
-    rewards = [episode.reward for episode in episodes]
+    judged = [episode for episode in episodes if not episode.left_out]
+    rewards = [episode.reward for episode in judged] or [0.0]
     lengths = [episode.completion_length for episode in episodes]
     staleness = [
         current_version - version
@@ -30,10 +31,13 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
         "reward/mean": fmean(rewards),
         "reward/std": pstdev(rewards),
         **{
-            f"reward/part/{part}": fmean(episode.rewards[part] for episode in episodes)
+            f"reward/part/{part}": fmean(
+                episode.rewards[part] for episode in episodes if part in episode.rewards
+            )
             for part in parts
         },
         "reward/failed": sum(len(episode.failures) for episode in episodes),
+        "reward/left_out": len(episodes) - len(judged),
         "completion/length_mean": fmean(lengths),
         "completion/length_max": max(lengths),
         "completion/truncated": fmean(episode.truncated for episode in episodes),

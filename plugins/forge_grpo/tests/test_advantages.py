@@ -76,3 +76,11 @@ def test_std_makes_unit_variance() -> None:
     advantages = group_advantages([0.0, 1.0, 0.5, 1.0, 0.0, 0.2])
     assert fmean(advantages) == pytest.approx(0)
     assert math.isclose(stdev(advantages), 1.0, rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_rewards_that_are_equal_but_for_rounding_give_exactly_nothing(scale: Scale) -> None:
+    assert group_advantages([0.1 + 0.2, 0.3, 0.3], scale=scale) == [0.0] * 3
+    assert group_advantages([0.1 + 0.2 - 0.3, 0.0], scale=scale) == [0.0] * 2
+    assert group_advantages([1e6 + 1e-4, 1e6], scale=scale) == [0.0] * 2
+    assert all(group_advantages([0.001, 0.002], scale=scale))

@@ -21,6 +21,16 @@ def episode(reward: float, advantage: float, *versions: int, truncated: bool = F
     )
 
 
+def test_episodes_left_out_are_in_no_mean_of_rewards() -> None:
+    task = Task("t", "?")
+    failed = episode(0.5, 0.0, 4)
+    failed.left_out = True
+    del failed.rewards["right"]
+    metrics = rollout_metrics([Group(task, [episode(1.0, 0.0, 4), failed])], current_version=4)
+    assert (metrics["reward/mean"], metrics["reward/part/right"]) == (1.0, 1.0)
+    assert (metrics["reward/left_out"], metrics["completion/length_mean"]) == (1, 1)
+
+
 def test_rollout_metrics() -> None:
     task = Task("t", "?")
     failed = episode(0.0, 0.0, 4)
@@ -36,6 +46,7 @@ def test_rollout_metrics() -> None:
         "reward/part/right": 0.25,
         "reward/part/form": 0.5,
         "reward/failed": 1,
+        "reward/left_out": 0,
         "completion/length_mean": 1.5,
         "completion/length_max": 3,
         "completion/truncated": 0.25,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -84,7 +85,9 @@ class PackedBatch:
         """A number for each token of each sequence: those of the N trained tokens, else 0. [S]"""
         whole = torch.zeros(self.tokens.numel(), device=values.device)
         whole[self.targets] = values.float()
-        return [row.tolist() for row in torch.split(whole, list(self.lengths))]
+        numbers: list[float] = whole.tolist()  # one copy from the device for all rows
+        ends = list(accumulate(self.lengths))
+        return [numbers[end - n : end] for n, end in zip(self.lengths, ends, strict=True)]
 
 
 def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:

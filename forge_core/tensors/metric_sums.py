@@ -10,8 +10,8 @@ import torch
 class MetricSums:
     """Metrics of one step as sums and counts, so that micro-batches and ranks simply add.
 
-    ``sums`` holds [sum, count] and ``maxima`` a scalar for each name, in float64; a distributed
-    trainer reduces them over its ranks before it asks for ``means``.
+    ``sums`` holds [sum, count] and ``maxima`` a scalar for each name, in float64; the ranks of a
+    distributed trainer exchange their ``numbers`` before they ask for ``means``.
 
     Args:
         device: where they are kept; that of the logprobs, so that adding waits for nothing.
@@ -40,15 +40,30 @@ class MetricSums:
         for name, (total, count) in metrics.items():
             self.add(name, total, count)
 
+    def numbers(self) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+        """Sum and count, and maximum, of each metric: copied from the device in one go.
+
+        What goes to other processes must be this and not tensors: a CUDA tensor is unpickled on the
+        device it came from, where the receiver would start a CUDA context of its own.
+        """
+        parts = [*self.sums.values(), *(value[None] for value in self.maxima.values())]
+        values: list[float] = torch.cat(parts).tolist() if parts else []
+        pairs = zip(
+            values[0 : 2 * len(self.sums) : 2], values[1 : 2 * len(self.sums) : 2], strict=True
+        )
+        return (
+            dict(zip(self.sums, pairs, strict=True)),
+            dict(zip(self.maxima, values[2 * len(self.sums) :], strict=True)),
+        )
+
     def means(self) -> dict[str, float]:
         """Sum over count of each metric that counted anything, and the maxima."""
-        pairs = {name: pair.tolist() for name, pair in self.sums.items()}
-        means = {name: total / count for name, (total, count) in pairs.items() if count}
-        return means | {name: float(value) for name, value in self.maxima.items()}
+        sums, maxima = self.numbers()
+        return {name: total / count for name, (total, count) in sums.items() if count} | maxima
 
 
 def scalar(value: torch.Tensor | float, device: torch.device | str) -> torch.Tensor:
-    """A detached scalar in float64."""
+    """A detached scalar in float64. A number is written on the device: copying it would wait."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().reshape(())
-    return torch.as_tensor(value, dtype=torch.float64, device=device)
+        return value.detach().reshape(()).to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

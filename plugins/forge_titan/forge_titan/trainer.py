@@ -228,9 +228,7 @@ class TitanTrainer:
             RunFailed: a rank's loss is not finite.
         """
         losses, metrics = step.losses, step.metrics
-        mine = self._from_head(
-            (losses.total, losses.count, losses.trouble(), metrics.sums, metrics.maxima)
-        )
+        mine = self._from_head((losses.total, losses.count, losses.trouble(), *metrics.numbers()))
         total = count = 0.0
         merged = MetricSums()
         for rank_total, rank_count, trouble, sums, maxima in self.ranks.gather(mine, "batch"):

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from forge_core import Selection, TrainSequence
-from forge_core.config.sections import DistributedSection
+from forge_core.config.sections import DistributedSection, TrainingSection
 from forge_core.protocols import Trainer
 from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_core.testing.context import bare_context
+from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_titan import policy
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
@@ -112,3 +113,30 @@ async def test_compiled_layers_take_any_number_of_sequences(
         for ours, theirs in zip(found, expected, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
     torch._dynamo.reset()
+
+
+async def test_ranks_exchange_numbers_and_no_tensors(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA tensor would be restored on the GPU of the rank that sent it."""
+    component = next(iter(grpo_losses()))
+    loss = Selection(family="loss", component=component, settings=component.settings())
+    trainer = _selection().build(
+        bare_context(tiny_model, loss=loss, training=TrainingSection(steps=2))
+    )
+    assert isinstance(trainer, TitanTrainer)
+    exchanged: list[object] = []
+    gather = trainer.ranks.gather
+    monkeypatch.setattr(
+        trainer.ranks, "gather", lambda value, mesh: exchanged.append(value) or gather(value, mesh)
+    )
+    row = {"advantages": 1.0, "sampler_logprobs": [0.0, -1.0, -2.0]}
+    result = await trainer.train_step([[TrainSequence([1, 2, 3], [False, True, True], row)]])
+    assert "mismatch/logprob_abs_max" in result.metrics
+    parts = [exchanged]
+    for part in parts:
+        assert not isinstance(part, torch.Tensor)
+        if isinstance(part, (list, tuple)):
+            parts.extend(part)
+        elif isinstance(part, dict):
+            parts.extend(part.values())

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from forge_core.processes.descendants import kill_descendants
+
 # -P: the working directory is no place to import from unless it is one here.
 _OPTIONS = ("-P", "-X", "faulthandler")
 
@@ -61,7 +63,9 @@ class Child:
     def kill(self) -> None:
         """Kill the child and all it has started. Safe to call twice."""
         if not self._closed:
-            # The session, because what the child started may live on after it.
+            # First what the child started, wherever that has moved to: as long as the outer process
+            # lives, all of it can be found below it.
+            kill_descendants(self._process.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -27,6 +27,22 @@ from forge_core.config.sections import DistributedSection, ModelSection, Trainin
 from forge_core.rewards.pool import RewardPool
 
 
+def run_apart(way, file):
+    """Start programs as sandboxes do, with a grandchild each, and write down their ids."""
+    script = f"sleep 600 & echo $! $$ >>{file}; wait"
+    match way.removesuffix("-ends"):
+        case "timeout":
+            subprocess.Popen(["timeout", "500", "sh", "-c", script])
+        case "group":
+            subprocess.Popen(["sh", "-c", script], process_group=0)
+        case "session":
+            subprocess.Popen(["sh", "-c", script], start_new_session=True)
+        case "daemon":  # whose parent ends at once
+            subprocess.run(["sh", "-c", f"setsid sh -c '{script}' &"], check=True)
+    while not (Path(file).exists() and len(Path(file).read_text().split()) == 2):
+        time.sleep(0.01)
+
+
 class ScriptedSettings(Settings):
     fault: str = ""
 
@@ -43,6 +59,13 @@ class Scripted:
             case "spawn":
                 child = subprocess.Popen(["sleep", "600"])
                 Path(argument).write_text(f"{os.getpid()} {child.pid}")
+                while True:
+                    pass
+            case "sandbox":  # the usual ways to run a program apart
+                way, _, file = argument.partition(" ")
+                run_apart(way, file)
+                if way.endswith("ends"):
+                    os._exit(1)
                 while True:
                     pass
             case "sleep":

@@ -32,8 +32,9 @@ SCRIPT = """
             self.limit = limit
 
         def __call__(self, sample):
-            if sample.completion == "hang":
-                child = subprocess.Popen(["sleep", "600"])
+            if sample.completion in ("hang", "sandbox"):
+                apart = sample.completion == "sandbox"
+                child = subprocess.Popen(["sleep", "600"], start_new_session=apart)
                 pathlib.Path(sys.argv_file).write_text(f"{os.getppid()} {os.getpid()} {child.pid}")
                 re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter lock for years
             if sample.completion == "exit":
@@ -132,6 +133,33 @@ async def test_a_passed_deadline_kills_what_the_reward_started(
     await pool_of({"a": part(deadline=2.0)}).score(scored)
     assert scored[1].failures == {"a": "deadline of 2 s passed"}
     until_gone(*read_pids(tmp_path / "pids"))
+
+
+@pytest.mark.parametrize("way", ["timeout", "group", "session", "daemon"])
+async def test_a_passed_deadline_kills_sandboxes(
+    pool_of, part, episodes, tmp_path, until_gone, way
+):
+    """Programs in a process group or session of their own, also when their parent has ended."""
+    scored = episodes("1", f"sandbox {way} {tmp_path / 'pids'}")
+    await pool_of({"a": part(deadline=3.0)}).score(scored)
+    assert scored[1].failures == {"a": "deadline of 3 s passed"}
+    until_gone(*read_pids(tmp_path / "pids"))
+
+
+async def test_what_a_reward_started_ends_with_its_process(
+    pool_of, part, episodes, tmp_path, until_gone
+):
+    pool = pool_of({"a": part(deadline=60.0)})
+    await pool.score(episodes(f"sandbox session-ends {tmp_path / 'pids'}"))
+    until_gone(*read_pids(tmp_path / "pids"))
+
+
+def test_kill_9_of_the_pools_process_kills_sandboxes(script, tmp_path, until_gone):
+    parent = subprocess.Popen([*script, "ab", "sandbox"])
+    pids = read_pids(tmp_path / "pids")
+    parent.kill()
+    parent.wait()
+    until_gone(*pids)
 
 
 async def test_close_leaves_no_process_or_thread(pool_of, part, episodes, until_gone):

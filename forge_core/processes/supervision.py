@@ -1,9 +1,9 @@
 """The child's end: a process that does not outlive its parent, and takes with it what it started.
 
 Two processes in a session of their own. The outer one runs no foreign code, so that nothing keeps
-it from killing everything below it once the parent is gone, kill -9 included. The inner one does the
-work. What that starts stays below the outer process even when its own parent ends or it moves to a
-session of its own, as sandboxes do (``timeout``, ``setsid``, ``start_new_session``).
+it from killing everything below it once the parent is gone, kill -9 included. The inner one does
+the work. What that starts stays below the outer process even when its own parent ends or it moves
+to a session of its own, as sandboxes do (``timeout``, ``setsid``, ``start_new_session``).
 """
 
 from __future__ import annotations

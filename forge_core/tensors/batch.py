@@ -6,6 +6,7 @@ attention never crosses from one to another. A loss sees only the trained tokens
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -88,6 +89,38 @@ class PackedBatch:
         numbers: list[float] = whole.tolist()  # one copy from the device for all rows
         ends = list(accumulate(self.lengths))
         return [numbers[end - n : end] for n, end in zip(self.lengths, ends, strict=True)]
+
+    def select(self, sequences: Sequence[int]) -> tuple[PackedBatch, torch.Tensor]:
+        """Some of the sequences as a batch of their own.
+
+        Args:
+            sequences: their indices, in any order; at least one. [K]
+
+        Returns:
+            the batch, and which of the N trained tokens are its n. [n] int64
+        """
+        device = self.tokens.device
+        ends = list(itertools.accumulate(self.lengths))
+        spans = [torch.arange(ends[i] - self.lengths[i], ends[i]) for i in sequences]
+        tokens = torch.cat(spans).to(device)
+        place = torch.full_like(self.tokens, -1)  # in the new batch, of each token of this one
+        place[tokens] = torch.arange(tokens.numel(), device=device)
+        targets = place[self.targets]
+        order = targets.argsort()[int((targets < 0).sum()) :]
+        owners = torch.full((len(self.lengths),), -1, device=device)
+        owners[list(sequences)] = torch.arange(len(sequences), device=device)
+        loss_batch = LossBatch(
+            sequence=owners[self.loss_batch.sequence[order]],
+            num_sequences=len(sequences),
+            fields={name: values[order] for name, values in self.loss_batch.fields.items()},
+        )
+        lengths = tuple(self.lengths[i] for i in sequences)
+        return (
+            PackedBatch(
+                self.tokens[tokens], self.positions[tokens], lengths, targets[order], loss_batch
+            ),
+            order,
+        )
 
 
 def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:

@@ -10,6 +10,7 @@ Three quick ways and their slow, general ones, chosen once when a model is loade
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from forge_core.models.rope import length_boundaries
 from forge_core.tensors import attention
 from forge_core.tensors.batch import PackedBatch
 from forge_core.tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
@@ -35,11 +37,13 @@ class CausalLM:
 
     A model that cannot be run packed (sliding windows, attention of its own, recurrent layers) is
     run padded, with a warning; so is one whose packed output differs from its plain one in a trial.
+    Where rotary frequencies depend on the length, sequences that need different ones are run apart.
     """
 
     def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
         self.model = model.eval()
         self._shape = _logit_shape(model.config.get_text_config())
+        self._boundaries = length_boundaries(model.config.get_text_config())
         kind = model.config.model_type
         with torch.no_grad():
             self.chunked = self._try_head()
@@ -69,6 +73,9 @@ class CausalLM:
         if batch.targets.numel() == 0:
             nothing = torch.zeros(0, device=batch.tokens.device, requires_grad=True)
             return nothing, nothing.clone() if with_entropy else None
+        regimes = self._regimes(batch.lengths)
+        if len(regimes) > 1:
+            return self._score_by_regime(batch, regimes, temperature, with_entropy)
         if not self.chunked:
             return self._score_by_forward(batch, temperature, with_entropy)
         whole = self._packed_hidden(batch) if self.packed else self._padded_hidden(batch)
@@ -83,6 +90,30 @@ class CausalLM:
             shape=LogitShape(scale, softcap, temperature),
             with_entropy=with_entropy,
         )
+
+    def _regimes(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Indices of the sequences that may share a forward pass: all, for nearly every model."""
+        groups: dict[int, list[int]] = {}
+        for index, length in enumerate(lengths):
+            groups.setdefault(bisect_left(self._boundaries, length), []).append(index)
+        return list(groups.values())
+
+    def _score_by_regime(
+        self,
+        batch: PackedBatch,
+        regimes: list[list[int]],
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A forward pass for each group of sequences with the same rotary frequencies."""
+        places, parts = [], []
+        for sequences in regimes:
+            part, trained = batch.select(sequences)
+            places.append(trained)
+            parts.append(self.score(part, temperature=temperature, with_entropy=with_entropy))
+        order = torch.cat(places).argsort()
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs)[order], torch.cat(entropies)[order] if with_entropy else None
 
     def _packed_hidden(self, batch: PackedBatch) -> torch.Tensor:
         """Output of the model below its head, sequences end to end. [T, H]"""

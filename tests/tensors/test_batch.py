@@ -110,3 +110,23 @@ def test_an_unknown_field_names_the_given_ones() -> None:
     batch = LossBatch(torch.zeros(0), 0, {"b": torch.zeros(0), "a": torch.zeros(0)})
     with pytest.raises(KeyError, match=r"no field 'c' \(it gives: a, b\)"):
         batch.field("c")
+
+
+def test_some_sequences_are_a_batch_of_their_own() -> None:
+    sequences = [
+        TrainSequence([5, 6, 7], [False, True, True], {"advantages": [0.0, 1.0, 2.0]}),
+        TrainSequence([8], [False], {"advantages": [3.0]}),
+        TrainSequence([9, 10], [False, True], {"advantages": [0.0, 4.0]}),
+    ]
+    batch = pack(sequences)
+    for chosen, trained in (([2], [2]), ([2, 0], [2, 0, 1]), ([1], []), ([0, 1, 2], [0, 1, 2])):
+        part, which = batch.select(chosen)
+        expected = pack([sequences[index] for index in chosen])
+        assert which.tolist() == trained
+        assert part.lengths == expected.lengths
+        for name in ("tokens", "positions", "targets"):
+            assert torch.equal(getattr(part, name), getattr(expected, name))
+        assert torch.equal(part.loss_batch.sequence, expected.loss_batch.sequence)
+        assert part.loss_batch.num_sequences == len(chosen)
+        advantages = part.loss_batch.field("advantages")
+        assert torch.equal(advantages, expected.loss_batch.field("advantages"))

@@ -154,3 +154,45 @@ def test_no_padded_token_is_computed() -> None:
     )
     lm.score(pack(_sequences()))
     assert seen == [9 + 3 + 20 + 1 + 20 + 41]
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 4.0, 8.0, 16.0],
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_frequencies_that_depend_on_length_are_those_of_each_sequence(
+    kind: str, packed: bool
+) -> None:
+    """Transformers picks one set of frequencies for a pass, by its longest sequence."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind,
+        **COMMON,
+        original_max_position_embeddings=16,
+        rope_parameters=dict(LONGROPE),  # which transformers changes
+        sliding_window=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # wide enough for positions to matter
+            weight.mul_(5)
+    sequences = _sequences()  # of 1 to 41 tokens, in no order
+    expected, expected_entropy = _plain(model, sequences, 0.7)
+    gradients = _gradients(model, (expected * expected.detach()).sum())
+    scored = CausalLM(model, packed=packed)
+    assert scored.packed == packed
+    actual, entropy = scored.score(pack(sequences), temperature=0.7, with_entropy=True)
+    assert entropy is not None
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
+    for name, gradient in _gradients(scored.model, (actual * actual.detach()).sum()).items():
+        expected = gradients[name]
+        bound = 1e-4 * float(expected.abs().max())
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=bound)

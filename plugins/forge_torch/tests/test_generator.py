@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
-from forge_core import Selection
+from forge_core import ConfigError, DataError, Sampling, Selection
 from forge_core.protocols import Generator, Transport
 from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
+from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
 from forge_torch.transports.components import MEMORY, MemorySettings
@@ -43,3 +48,41 @@ class TestFewRows(TestFastPath):
     def selection(self) -> Selection[Generator]:
         settings = TorchGeneratorSettings(device="cpu", max_batch_rows=5)
         return Selection(family="generator", component=GENERATOR, settings=settings)
+
+
+@pytest.fixture
+def longrope_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with other rotary frequencies beyond 16 tokens."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    factors = config["head_dim"] // 2
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * factors,
+        "long_factor": [8.0] * factors,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+async def test_rows_stay_within_one_set_of_rotary_frequencies(longrope_model: Path) -> None:
+    """Beyond 16 tokens, transformers would change those of every row of the batch."""
+    settings = TorchGeneratorSettings(device="cpu")
+    generator = GENERATOR.build(settings, bare_context(longrope_model))
+    try:
+        (completion,) = await generator.generate([5] * 10, Sampling(max_tokens=50))
+        assert len(completion.tokens) <= 6
+        with pytest.raises(DataError, match="16"):
+            await generator.generate([5] * 16, Sampling(max_tokens=1))
+    finally:
+        await generator.close()
+
+
+def test_a_window_over_two_sets_of_rotary_frequencies_is_refused(longrope_model: Path) -> None:
+    settings = TorchGeneratorSettings(device="cpu", max_model_len=17)
+    with pytest.raises(
+        ConfigError, match=r"generator\.max_model_len: 17 is more than 16; .*longrope"
+    ):
+        GENERATOR.build(settings, bare_context(longrope_model))

@@ -11,6 +11,7 @@ import torch
 from forge_core.component import BuildContext
 from forge_core.errors import ConfigError, DataError, ForgeError, RunFailed, WeightMismatch
 from forge_core.models.folder import load_model
+from forge_core.models.rope import length_boundaries
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
@@ -248,8 +249,22 @@ def _device(wanted: str) -> torch.device:
 
 
 def _window(model: PreTrainedModel, wanted: int | None) -> int:
+    """Tokens of prompt and completion at most.
+
+    Within them a token's rotary frequencies do not depend on how long the longest row of the batch
+    is: where the model changes them beyond a length, that is the window.
+    """
     config = model.config.get_text_config()
     limit: int | None = getattr(config, "max_position_embeddings", None)
+    boundaries = length_boundaries(config)
+    if boundaries:
+        if wanted is not None and wanted > boundaries[0]:
+            raise ConfigError(
+                f"generator.max_model_len: {wanted} is more than {boundaries[0]}; beyond that, the "
+                "model's rotary frequencies (longrope) depend on the longest sequence of a batch, "
+                "and generator torch samples no further"
+            )
+        return wanted or boundaries[0]
     if limit is None:
         if wanted is None:
             raise ConfigError(

@@ -61,13 +61,15 @@ class Component(Generic[T_co]):
         summary: one line for ``forge plugins``.
         check: module-level function ``(settings, context)`` that raises ``UsageError`` for what
             ``build`` would refuse, before anything starts (``forge run --dry-run`` too). The
-            context's ``world_size`` is the number of ranks asked for; the model may not be there
-            yet (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
+            context's ``world_size`` is the number of ranks asked for, and for a runtime
+            ``services`` says where the stage's replicas go; the model may not be there yet
+            (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
         location: for trainers and generators, module-level function ``(settings)`` that says where
             their weights are; default: in host memory of the replica. Imports nothing heavy.
         one_process: for transports, whether all ends must live in the controller's process.
+        one_host: for transports, whether all ends must live on one host.
         serves: for generators, whether they are ``ServingGenerator``s (``forge_core.protocols``).
     """
 
@@ -79,6 +81,7 @@ class Component(Generic[T_co]):
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     location: Callable[[Any], Location] | None = None
     one_process: bool = False
+    one_host: bool = False
     serves: bool = False
 
 

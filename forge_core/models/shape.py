@@ -74,7 +74,7 @@ def model_shape(model: ModelSection) -> ModelShape | None:
 
     None if the folder is not there yet, or the architecture is not one of ``FAMILIES``.
     """
-    config = _config(model)
+    config = model_config(model)
     return shape_of(config) if config is not None else None
 
 
@@ -100,7 +100,12 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         return None
 
 
-def _config(model: ModelSection) -> Mapping[str, Any] | None:
+def model_config(model: ModelSection) -> Mapping[str, Any] | None:
+    """A model section's ``config.json`` as it is written, or what ``init`` says of it.
+
+    Fields left to the architecture's defaults are not in it. None if the file is not there yet, or
+    is no JSON object.
+    """
     if model.init is not None:
         special = 2  # the padding and end tokens of character_tokenizer
         vocab = len(model.init.characters) + special

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_core.component import BuildContext, Placement
 from forge_core.errors import UsageError
 from forge_core.seeding import derive_seed
 
 if TYPE_CHECKING:
+    from forge_core.component import Selection
     from forge_core.config.resolve import StageConfig
     from forge_core.config.sections import TrainingSection
-    from forge_core.protocols import Loss, Recipe
+    from forge_core.protocols import Loss, Recipe, Runtime
 
 
 def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: int) -> int:
@@ -69,11 +70,14 @@ def check_components(stage: StageConfig) -> None:
         UsageError: names the key, and what is allowed.
     """
     context = replace(early_context(stage), loss=stage.loss, transport=stage.transport)
-    for selection, procs in (
+    chosen: list[tuple[Selection[Any] | None, int]] = [
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
-        (stage.transport, 1),
-    ):
+        *((selection, 1) for selection in (stage.transport, stage.recipe, stage.loss)),
+        *((selection, 1) for selection in (stage.environment, stage.dataset, stage.eval_dataset)),
+        *((part.selection, 1) for part in stage.rewards.values()),
+    ]
+    for selection, procs in chosen:
         if selection is not None:
             selection.check(replace(context, world_size=procs))
     if stage.reference is not None:
@@ -85,6 +89,15 @@ def check_components(stage: StageConfig) -> None:
             own = key.startswith("trainer.")
             key = f"reference.{key.removeprefix('trainer.')}" if own else f"reference: {key}"
             raise UsageError(key) from error
+
+
+def check_runtime(stage: StageConfig, runtime: Selection[Runtime]) -> None:
+    """Let the runtime refuse a stage's services that it cannot place.
+
+    Raises:
+        UsageError: names the key, and what is allowed.
+    """
+    runtime.check(replace(early_context(stage), services=placements(stage)))
 
 
 def check_transport(stage: StageConfig, runtime: str) -> None:

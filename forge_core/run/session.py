@@ -27,6 +27,7 @@ from forge_core.run.plan import (
     check_loss,
     check_reference,
     check_requirements,
+    check_runtime,
     check_transport,
     early_context,
 )
@@ -86,6 +87,7 @@ class RunSession:
             check_loss(stage, recipe, loss)
         check_reference(stage, loss)
         check_components(stage)
+        check_runtime(stage, self.config.runtime)
         check_transport(stage, self.config.runtime.name)
         length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
         if stage.eval_dataset is not None:

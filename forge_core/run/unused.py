@@ -75,18 +75,17 @@ def _lines(config: RunConfig) -> Iterator[tuple[str, bool]]:
             key = name.removeprefix(prefix)
             is_stages = name.startswith(prefix) and not key.startswith("stages.")
             if is_stages and _is_set(key, value, stage):
-                reason = next((each for each in unused if each.covers(key)), None)
+                covering = next((each for each in unused if each.covers(key)), None)
                 place = (value.key, value.where)
                 if key.partition(".")[0] in COMPONENT_MAPS:
                     # A part with no settings has no place of its own to tell stages apart by.
                     place = (key.partition(".")[0], "")
-                found.setdefault(place, []).append(reason)
+                found.setdefault(place, []).append(covering)
     lines: dict[tuple[str, bool], list[str]] = {}
     for (typed, _), reasons in found.items():
         first = reasons[0]
         if first is not None and all(reasons):
-            keys = lines.setdefault((first.reason, first.refused), [])
-            keys.append(_shown(typed, first))
+            lines.setdefault((first.reason, first.refused), []).append(_shown(typed, first))
     for (reason, refused), keys in lines.items():
         inside = tuple(f"{key}." for key in keys)
         named = dict.fromkeys(key for key in keys if not key.startswith(inside))

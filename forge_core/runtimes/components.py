@@ -20,9 +20,19 @@ def build_local(settings: LocalSettings, context: BuildContext) -> LocalRuntime:
     return LocalRuntime()
 
 
+def check_local(settings: LocalSettings, context: BuildContext) -> None:
+    """Raises:
+    UsageError: services want more GPUs than this host has.
+    """
+    from forge_core.runtimes.devices import check_devices, devices_wanted, visible_devices
+
+    check_devices("this host", devices_wanted(context.services), len(visible_devices()))
+
+
 LOCAL: Component[LocalRuntime] = Component(
     name="local",
     settings=LocalSettings,
     build=build_local,
+    check=check_local,
     summary="replicas in this process, for one machine and for debugging",
 )

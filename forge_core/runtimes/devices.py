@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from forge_core.component import Placement
 from forge_core.errors import UsageError
 from forge_core.services.spec import ReplicaSpec
 
@@ -32,6 +33,15 @@ def computes_on_cuda(device: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         cpu_build = True
     return device != "cpu" and not cpu_build and bool(visible_devices())
+
+
+def devices_wanted(services: Mapping[str, Placement]) -> dict[str, int]:
+    """Service -> devices that all its replicas need, for those that want any."""
+    return {
+        service: placement.procs * placement.replicas
+        for service, placement in services.items()
+        if placement.with_gpus
+    }
 
 
 def check_devices(host: str, wanted: Mapping[str, int], there: int) -> None:

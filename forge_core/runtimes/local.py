@@ -13,7 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from forge_core.errors import ReplicaDied
-from forge_core.runtimes.devices import DeviceTable, check_devices, visible_devices
+from forge_core.runtimes.devices import (
+    DeviceTable,
+    check_devices,
+    devices_wanted,
+    visible_devices,
+)
 from forge_core.runtimes.host import ComponentHost
 from forge_core.runtimes.process import ProcessReplica
 from forge_core.services.spec import ReplicaSpec
@@ -72,12 +77,7 @@ class LocalRuntime:
         """
         services = spec.context.services
         if spec.name in services:  # else the stage has its services in another runtime
-            wanted = {
-                service: placement.procs * placement.replicas
-                for service, placement in services.items()
-                if placement.with_gpus
-            }
-            check_devices("this host", wanted, len(self._devices))
+            check_devices("this host", devices_wanted(services), len(self._devices))
         replica: LocalReplica | ProcessReplica
         if spec.placement.own_processes:
             replica = await ProcessReplica.start(spec, self._devices.assign(spec))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -128,3 +129,94 @@ def test_output_folder_that_cannot_be_written(
     result = run_forge("run", str(write_config(small_config())), place, "--dry-run")
     assert result.exit_code == 2
     assert "checkpointing.output_dir: cannot write to" in result.stderr
+
+
+@pytest.fixture
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.usefixtures("no_gpus")
+@pytest.mark.parametrize("section", ["trainer", "generator", "reward_workers"])
+def test_gpus_that_are_not_there(refused: Refused, section: str) -> None:
+    service = section.removesuffix("_workers").replace("reward", "rewards")
+    line = refused(small_config(), f"{section}.with_gpus=true", "transport.use=shm")
+    assert f"with_gpus: this host has 0 GPUs and needs 1: 1 with {service}" in line
+
+
+def test_gpus_that_are_there(
+    monkeypatch: pytest.MonkeyPatch, write_config: Any, run_forge: Any
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpus = ["trainer.with_gpus=true", "generator.with_gpus=true", "transport.use=shm"]
+    file = str(write_config(small_config()))
+    assert run_forge("run", file, "--dry-run", *gpus).exit_code == 0
+    result = run_forge("run", file, "--dry-run", *gpus, "generator.replicas=2")
+    assert result.exit_code == 2
+    assert "this host has 2 GPUs and needs 3: 1 with trainer, 2 with generator" in result.stderr
+
+
+def test_a_window_that_the_model_does_not_have(refused: Refused) -> None:
+    line = refused(small_config(), "generator.max_model_len=65")
+    assert "generator.max_model_len: 65 is more than the 64 positions the model knows" in line
+
+
+def test_several_ranks_of_a_generator_of_one_process(refused: Refused) -> None:
+    line = refused(small_config(), "generator.procs=2", "transport.use=shm")
+    assert "generator.procs: generator torch runs in one process, not in 2" in line
+
+
+def test_a_system_prompt_for_a_model_without_chat_template(
+    refused: Refused, tiny_model: Path, tmp_path: Path, write_config: Any, run_forge: Any
+) -> None:
+    for model in ({"path": str(tiny_model)}, small_config()["model"]):
+        line = refused(small_config(model=model), "environment.system_prompt=Add")
+        assert "environment.system_prompt: makes every prompt a chat" in line
+    folder = shutil.copytree(tiny_model, tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    file = str(write_config(small_config(model={"path": str(folder)})))
+    assert run_forge("run", file, "--dry-run", "environment.system_prompt=Add").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        ("trainer.use=titan", "trainer titan has no model_type 'gpt2' (it has llama, qwen3)"),
+        ("generator.use=vllm", ""),
+    ],
+)
+@pytest.mark.parametrize("made", [False, True])
+def test_an_architecture_that_an_engine_does_not_have(
+    refused: Refused, tmp_path: Path, tiny_model: Path, component: str, message: str, made: bool
+) -> None:
+    model_type = "gpt2" if message else "ctrl"
+    if made:
+        model: dict[str, Any] = {"init": {"architecture": model_type, "characters": "0123456789+="}}
+    else:
+        folder = shutil.copytree(tiny_model, tmp_path / "model")
+        names = {"model_type": model_type, "architectures": ["CTRLLMHeadModel"]}
+        (folder / "config.json").write_text(json.dumps(names))
+        model = {"path": str(folder)}
+    line = refused(small_config(model=model), component)
+    assert (message or "has no CTRLLMHeadModel") in line
+    assert ("model.init" if made else "model folder") in line
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"attention_bias": True}, "no attention_bias True"),
+        ({"hidden_act": "gelu"}, "no hidden_act 'gelu' (it has: silu)"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "no rope_parameters.rope_type 'yarn'"),
+    ],
+)
+def test_a_part_of_a_model_that_trainer_titan_does_not_have(
+    refused: Refused, field: dict[str, Any], message: str
+) -> None:
+    line = refused(small_config(field), "trainer.use=titan")
+    assert message in line
+
+
+def test_a_window_that_the_model_does_not_have_for_vllm(refused: Refused) -> None:
+    line = refused(small_config(), "generator.use=vllm", "generator.engine.max_model_len=65")
+    assert "generator.engine.max_model_len: 65 is more than the 64 positions" in line

@@ -107,6 +107,7 @@ def forge_environments() -> Iterable[Component[Environment]]:
         name="single_turn",
         settings=single_turn.SingleTurnSettings,
         build=single_turn.build,
+        check=single_turn.check,
         summary="one prompt, one completion",
     )
 

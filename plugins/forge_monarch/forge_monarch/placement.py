@@ -12,7 +12,7 @@ from forge_core.run.plan import placements
 from forge_monarch.settings import MonarchSettings
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
+    from forge_core.config.resolve import RunConfig, StageConfig
 
 SERVICES = {
     "generator": "no generator is installed",
@@ -30,7 +30,7 @@ def check_placement(config: RunConfig) -> None:
 
     Raises:
         UsageError: an unknown service or host, a service that no stage has, processes that cannot
-            be spread evenly, or more of them than GPUs.
+            be spread evenly, more of them than GPUs, or a transport that does not reach.
     """
     settings = config.runtime.settings
     if not isinstance(settings, MonarchSettings):
@@ -46,8 +46,39 @@ def check_placement(config: RunConfig) -> None:
             raise UsageError(f"runtime.services.{service}: {SERVICES[service]}")
     gpus = settings.gpus_per_host()
     there = {} if gpus is None else dict.fromkeys(settings.host_names(), gpus)
-    for stage in stages:
-        check_services(settings, stage, there)
+    for services in stages:
+        check_services(settings, services, there)
+    for stage in config.stages:
+        check_transport(settings, stage)
+
+
+def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
+    """The stage's transport reaches from the trainer's hosts to the generator's.
+
+    Raises:
+        UsageError: it works on one host, and they are on several.
+    """
+    transport = stage.transport
+    if transport is None or not transport.component.one_host:
+        return
+    services = placements(stage)
+    hosts = {
+        service: {
+            host: settings.machine(host)
+            for index in range(services[service].replicas)
+            for host in hosts_of(settings, service, index, services[service].procs)
+        }
+        for service in ("trainer", "generator")
+        if service in services
+    }
+    machines = {machine for named in hosts.values() for machine in named.values()}
+    if len(machines) > 1:
+        where = ", ".join(f"the {service} is on {', '.join(on)}" for service, on in hosts.items())
+        raise UsageError(
+            f"transport.use: transport {transport.name!r} works on one host, and {where} (stage "
+            f"{stage.name!r}); use one that reaches several, such as --transport torchstore, or "
+            "place both on one host (runtime.services)"
+        )
 
 
 def check_services(

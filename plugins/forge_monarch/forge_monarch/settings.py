@@ -107,6 +107,19 @@ class MonarchSettings(Settings):
             return [f"pod{index}" for index in range(self.kubernetes.pods)]
         return [THIS_HOST]
 
+    def machine(self, host: str) -> str:
+        """What a host has in common with others on the same machine, as far as its address tells.
+
+        Args:
+            host: one of ``host_names``.
+        """
+        if self.local_hosts or host == THIS_HOST:
+            return THIS_HOST
+        if host not in self.hosts:
+            return host  # a node or a pod
+        name = self.hosts[host].removeprefix("tcp://").rpartition(":")[0]
+        return THIS_HOST if name == "localhost" or name.startswith("127.") else name
+
     def gpus_per_host(self) -> int | None:
         """GPUs that each host has, where that is known before any is reached."""
         if self.hosts:

@@ -203,3 +203,35 @@ def test_a_worker_needs_an_address_that_others_can_reach() -> None:
     for address in ("10.0.0.1", "tcp://0.0.0.0:26600", "tcp://host"):
         with pytest.raises(UsageError, match="no address"):
             serve(address)
+
+
+@pytest.mark.parametrize("transport", [{}, {"use": "cuda_ipc"}])
+def test_a_transport_of_one_host_between_two(
+    transport: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
+    sections = {"transport": transport} if transport else {}
+    message = _refused(runtime={"services": services}, **sections)
+    name = transport.get("use", "shm")
+    assert (
+        f"transport.use: transport '{name}' works on one host, and the trainer is on a" in message
+    )
+    assert "the generator is on b" in message
+    assert "\n" not in message
+
+
+def test_a_transport_of_one_host_on_one() -> None:
+    services = {name: {"hosts": ["b"]} for name in ("trainer", "generator")}
+    for runtime in (
+        {"hosts": HOSTS, "services": services},
+        {"hosts": {"a": "tcp://127.0.0.1:1", "b": "tcp://localhost:2"}},
+        {"local_hosts": 2},
+    ):
+        Forge().check(small_config(runtime={"use": "monarch", **runtime}))
+
+
+def test_a_transport_that_reaches_several_hosts() -> None:
+    services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
+    runtime = {"use": "monarch", "hosts": HOSTS, "services": services}
+    Forge().check(small_config(runtime=runtime, transport={"use": "torchstore"}))

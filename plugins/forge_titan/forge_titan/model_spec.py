@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forge_core import DataError
 from forge_core.models.folder import check_folder
 from forge_titan.attention import PackedAttention
+from forge_titan.supported import check_config, check_rope
 from forge_titan.titan import (
     ComplexRoPE,
     CosSinRoPE,
@@ -28,9 +28,6 @@ from forge_titan.titan import (
     skip_param_init,
 )
 
-ARCHITECTURES = ("llama", "qwen3")
-"""Model types of ``config.json`` that become one of TorchTitan's models here."""
-
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
 """Weights always come from a folder: drawing random ones first would be waste."""
 
@@ -45,12 +42,7 @@ def model_spec(folder: Path) -> ModelSpec:
     check_folder(folder)
     config = _config(folder)
     where = f"model folder {folder}: config.json"
-    if config.model_type not in ARCHITECTURES:
-        raise DataError(
-            f"{where}: trainer titan has no model_type {config.model_type!r} "
-            f"(it has {', '.join(ARCHITECTURES)}); trainer torch takes every one"
-        )
-    _refuse_what_titan_lacks(config, where)
+    check_config(config.to_dict(), where)
     module = qwen3 if config.model_type == "qwen3" else llama3
     # The registry's entry brings the functions; its sizes give way to the folder's.
     spec = module.model_registry("debugmodel")
@@ -123,6 +115,7 @@ def _rope(config: Any, where: str) -> Any:
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     parameters = config.rope_parameters
     kind = parameters.get("rope_type", "default")
+    check_rope(config.model_type, kind, where)
     sizes = {
         "dim": width,
         "max_seq_len": config.max_position_embeddings,
@@ -130,33 +123,13 @@ def _rope(config: Any, where: str) -> Any:
     }
     if kind == "default":
         return (CosSinRoPE if config.model_type == "qwen3" else ComplexRoPE).Config(**sizes)
-    if kind == "llama3" and config.model_type == "llama":
-        return ComplexRoPE.Config(
-            **sizes,
-            scaling="llama",
-            scaling_factor=parameters["factor"],
-            low_freq_factor=parameters["low_freq_factor"],
-            high_freq_factor=parameters["high_freq_factor"],
-            original_max_position_embeddings=parameters["original_max_position_embeddings"],
-        )
-    allowed = "default, llama3" if config.model_type == "llama" else "default"
-    raise _lacks(where, "rope_parameters.rope_type", kind, allowed)
-
-
-def _refuse_what_titan_lacks(config: Any, where: str) -> None:
-    if config.hidden_act != "silu":
-        raise _lacks(where, "hidden_act", config.hidden_act, "silu")
-    for name in ("attention_bias", "mlp_bias"):
-        if getattr(config, name, False):
-            raise _lacks(where, name, True, "false")
-    if getattr(config, "use_sliding_window", False):
-        raise _lacks(where, "use_sliding_window", True, "false")
-
-
-def _lacks(where: str, name: str, value: object, allowed: str) -> DataError:
-    return DataError(
-        f"{where}: TorchTitan's model has no {name} {value!r} (it has: {allowed}); "
-        "trainer torch takes every one"
+    return ComplexRoPE.Config(
+        **sizes,
+        scaling="llama",
+        scaling_factor=parameters["factor"],
+        low_freq_factor=parameters["low_freq_factor"],
+        high_freq_factor=parameters["high_freq_factor"],
+        original_max_position_embeddings=parameters["original_max_position_embeddings"],
     )
 
 

@@ -11,6 +11,7 @@ from forge_core.errors import PluginError
 from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory
+from forge_titan.supported import check_model
 
 if TYPE_CHECKING:
     from forge_titan.trainer import TitanTrainer
@@ -44,8 +45,10 @@ def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None
     Raises:
         PluginError: TorchTitan is not installed.
         UsageError: the degrees do not fit the ranks or the model.
+        DataError: TorchTitan has no such model.
     """
     require_torchtitan()
+    check_model(context.model)
     check_degrees(context)
 
 

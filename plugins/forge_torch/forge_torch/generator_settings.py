@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Location, Settings
+from forge_core.errors import ConfigError
+from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
 
 if TYPE_CHECKING:
@@ -27,6 +29,23 @@ class TorchGeneratorSettings(Settings):
         ge=1,
         description="completions decoded at once; more wait. Bounds the KV cache's memory",
     )
+
+
+def check_generator(settings: TorchGeneratorSettings, context: BuildContext) -> None:
+    """Raises:
+    ConfigError: more than one process, or a window that the model does not have.
+    """
+    if context.world_size != 1:
+        raise ConfigError(
+            f"generator.procs: generator torch runs in one process, not in {context.world_size}; "
+            "ask for more replicas (generator.replicas) instead"
+        )
+    config = model_config(context.model) or {}
+    limit, wanted = config.get("max_position_embeddings"), settings.max_model_len
+    if wanted is not None and isinstance(limit, int) and wanted > limit:
+        raise ConfigError(
+            f"generator.max_model_len: {wanted} is more than the {limit} positions the model knows"
+        )
 
 
 def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> TorchGenerator:
@@ -50,6 +69,7 @@ GENERATOR: Component[TorchGenerator] = Component(
     name="torch",
     settings=TorchGeneratorSettings,
     build=build_generator,
+    check=check_generator,
     location=generator_location,
     summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
 )

@@ -10,6 +10,7 @@ from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import ConfigError
 from forge_core.runtimes.devices import visible_devices
 from forge_vllm.names import check_names, for_cpu, require_vllm
+from forge_vllm.supported import check_early
 
 if TYPE_CHECKING:
     from forge_vllm.generator import VllmGenerator
@@ -125,6 +126,7 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         "StructuredOutputsParams",
         {},
     )
+    check_early(context.model, settings.engine)
     if settings.engine_process:
         check_transport(context, "generator.engine_process")
     if settings.serve is None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from forge_core.config.sections import ModelSection
 from forge_core.errors import ConfigError, DataError
-from forge_vllm.names import vllm_version
+from forge_core.models.architectures import causal_language_models
+from forge_core.models.shape import model_config
+from forge_vllm.names import require_vllm, vllm_version
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -45,6 +51,59 @@ def check_model(args: AsyncEngineArgs, *, separate: bool) -> None:
         )
     if current_platform.is_cpu():
         _check_head_dimension(args, folder)
+
+
+def check_early(model: ModelSection, engine: Mapping[str, Any]) -> None:
+    """Refuse before a start what can be told without importing vLLM.
+
+    Args:
+        model: the section; its folder may not be there yet.
+        engine: the settings' engine arguments.
+
+    Raises:
+        DataError: vLLM has no code for the architecture.
+        ConfigError: ``max_model_len`` is more than the model's window.
+    """
+    config = model_config(model)
+    if config is None:
+        return
+    if model.init is not None:
+        architectures = [causal_language_models().get(model.init.architecture)]
+    else:
+        architectures = config.get("architectures") or []
+    # Other packages may register more models with vLLM, which its source does not list.
+    plugins = entry_points(group="vllm.general_plugins")
+    extended = any(not plugin.value.startswith("vllm.") for plugin in plugins)
+    if architectures and engine.get("model_impl", "vllm") == "vllm" and not extended:
+        known = _listed_architectures()
+        if known and not known & set(architectures):
+            where = "model.init" if model.init is not None else f"model folder {model.path}"
+            raise DataError(
+                f"{where}: vLLM {vllm_version()} has no {architectures[0]}; "
+                "generator.engine.model_impl=transformers with generator.engine_process=true may "
+                "run it, more slowly"
+            )
+    window, wanted = config.get("max_position_embeddings"), engine.get("max_model_len")
+    scaled = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(window, int) and isinstance(wanted, int) and wanted > window and not scaled:
+        raise ConfigError(
+            f"generator.engine.max_model_len: {wanted} is more than the {window} positions the "
+            "model knows"
+        )
+
+
+def _listed_architectures() -> set[str]:
+    """The architectures in vLLM's registry, read from its source."""
+    source = require_vllm() / "model_executor" / "models" / "registry.py"
+    if not source.is_file():
+        return set()
+    return {
+        key.value
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for key in node.value.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str)
+    }
 
 
 def _check_head_dimension(args: AsyncEngineArgs, folder: Path) -> None:

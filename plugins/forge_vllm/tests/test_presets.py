@@ -31,6 +31,7 @@ def with_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     Its window is the engine's: no sequence can be longer.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
 
     def put(preset: str) -> None:
         config = Forge().resolve(preset)

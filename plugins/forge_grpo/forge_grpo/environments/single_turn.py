@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from forge_core import BuildContext, Message, Settings, Task
+from forge_core import BuildContext, Message, Settings, Task, UsageError
+from forge_core.models.chat_template import lacks_chat_template
 from forge_core.types import Prompt
 
 
@@ -34,6 +35,17 @@ class SingleTurn:
         prompt = task.prompt
         rest = (Message("user", prompt),) if isinstance(prompt, str) else prompt
         return SingleTurnInteraction((Message("system", self.system_prompt), *rest))
+
+
+def check(settings: SingleTurnSettings, context: BuildContext) -> None:
+    """Raises:
+    UsageError: there is a system prompt, and the model cannot render chats.
+    """
+    if settings.system_prompt is not None and lacks_chat_template(context.model):
+        raise UsageError(
+            "environment.system_prompt: makes every prompt a chat, but the model's tokenizer has "
+            "no chat template"
+        )
 
 
 def build(settings: SingleTurnSettings, context: BuildContext) -> SingleTurn:

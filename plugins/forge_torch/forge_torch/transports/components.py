@@ -81,6 +81,7 @@ SHM = Component(
     settings=ShmSettings,
     build=build_shm,
     summary="shared memory, between the processes of one host",
+    one_host=True,
 )
 CUDA_IPC = Component(
     name="cuda_ipc",
@@ -88,4 +89,5 @@ CUDA_IPC = Component(
     build=build_cuda_ipc,
     check=check_cuda_ipc,
     summary="device memory, between the processes of one host with CUDA",
+    one_host=True,
 )

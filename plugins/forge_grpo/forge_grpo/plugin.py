@@ -11,7 +11,7 @@ from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
 from forge_grpo.recipe_settings import GrpoSettings
-from forge_grpo.rewards import exact_match, thinking
+from forge_grpo.rewards import exact_match, last_number, thinking
 from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 
 PRESETS = Path(__file__).parent / "presets"
@@ -86,6 +86,12 @@ def forge_rewards() -> Iterable[Component[Reward]]:
         settings=ExactMatchSettings,
         build=exact_match.build,
         summary="1 if the completion is the answer",
+    )
+    yield Component(
+        name="last_number",
+        settings=last_number.LastNumberSettings,
+        build=last_number.build,
+        summary="1 if the last whole number in the completion is the answer",
     )
     yield Component(
         name="math",

@@ -29,6 +29,18 @@ class TestThinking(_Rewards):
     name = "thinking"
 
 
+class TestLastNumber(_Rewards):
+    name = "last_number"
+
+    @pytest.fixture
+    def task(self) -> Task:
+        return Task("sum", "4 + 9", answer="13")
+
+    @pytest.fixture
+    def completions(self) -> list[str]:
+        return ["13", "4 + 9", "9 + 4 is 13.", "", "no number", "1.5"]
+
+
 class TestMath(_Rewards):
     name = "math"
     deadline = 1.5

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from forge_core import DataError, RewardSample, Task
 from forge_core.protocols import Reward
 from forge_grpo.rewards.exact_match import ExactMatch
+from forge_grpo.rewards.last_number import LastNumber
 from forge_grpo.rewards.math import Math
 from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 from forge_grpo.rewards.thinking import Thinking
@@ -45,6 +46,37 @@ def test_exact_match_may_ignore_case() -> None:
     reward = ExactMatch(ExactMatchSettings(case_sensitive=False))
     assert judge(reward, "STRASSE", "straße") == 1.0
     assert judge(reward, "red", "blue") == 0.0
+
+
+# last_number
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "expected"),
+    [
+        ("13", "13", 1.0),
+        ("9 + 4 is 13.", "13", 1.0),
+        ("9+4=13", "13", 1.0),
+        ("4 + 9", "13", 0.0),  # read, not evaluated
+        ("13, not 14", "13", 0.0),
+        ("the sum is 1,300", "1300", 1.0),
+        ("-5", "-5", 1.0),
+        ("9-4", "4", 1.0),
+        ("13.5", "13", 0.0),
+        ("13.5", "5", 0.0),
+        ("13, 5", "5", 1.0),
+        ("", "13", 0.0),
+        ("thirteen", "13", 0.0),
+    ],
+)
+def test_last_number(completion: str, answer: str, expected: float) -> None:
+    assert judge(LastNumber(), completion, answer) == expected
+
+
+@pytest.mark.parametrize("answer", ["thirteen", "1.5", "", None])
+def test_last_number_needs_an_answer_that_is_a_whole_number(answer: str | None) -> None:
+    with pytest.raises(DataError, match=r"whole number|no answer"):
+        judge(LastNumber(), "13", answer)
 
 
 # math

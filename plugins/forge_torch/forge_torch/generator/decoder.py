@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -12,6 +12,7 @@ from forge_core.errors import DataError
 from forge_torch.generator.cache import KVCache
 from forge_torch.generator.hf_decoder import HFDecoder
 from forge_torch.generator.llama_decoder import LlamaDecoder
+from forge_torch.generator.self_test import SelfTest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,85 +55,40 @@ class Decoder(Protocol):
 
 
 @torch.inference_mode()
-def choose_decoder(model: PreTrainedModel, reload: Callable[[], PreTrainedModel]) -> Decoder:
+def choose_decoder(
+    model: PreTrainedModel, reload: Callable[[], PreTrainedModel], tokens: Sequence[int]
+) -> Decoder:
     """The fastest decoder that computes what the model's own forward pass does, as just measured.
 
     Args:
         model: in evaluation mode; may be taken apart.
         reload: gives the model anew, for when a decoder that took it apart proves wrong.
+        tokens: to measure with, see ``ordinary_tokens``.
 
     Raises:
         DataError: none does; the architecture keeps more than keys and values between tokens.
     """
     name = model.config.model_type
-    expected = _reference_logits(model)
-    tolerance = _tolerance(expected, model.dtype)
+    test = SelfTest(model, tokens)
     if LlamaDecoder.supports(model):
-        decoder = _try(LlamaDecoder, model, expected, tolerance)
+        decoder = _try(LlamaDecoder, model, test)
         if not isinstance(decoder, str):
             return decoder
         _log.warning("generator torch decodes %s the slow way: %s", name, decoder)
         model = reload()
-    decoder = _try(HFDecoder, model, expected, tolerance)
+    decoder = _try(HFDecoder, model, test)
     if isinstance(decoder, str):
         raise DataError(f"generator torch cannot decode {name} models: {decoder}")
     return decoder
 
 
-_PROBES = ((1, 2, 3, 4, 5, 6, 7), (3, 2, 1, 0))
-"""Prompt lengths differ, so that padding is tried; the last two tokens of each are decoded."""
-
-
-def _probes(vocab_size: int) -> list[list[int]]:
-    return [[token % vocab_size for token in probe] for probe in _PROBES]
-
-
-def _reference_logits(model: PreTrainedModel) -> torch.Tensor:
-    """Logits of the model's forward pass at the last three tokens of each probe. [2, 3, V]"""
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    logits = []
-    for probe in _probes(vocab_size):
-        ids = torch.tensor([probe], device=model.device)
-        logits.append(model(input_ids=ids, use_cache=False).logits[0, -3:].float())
-    return torch.stack(logits)
-
-
 def _try(
-    kind: Callable[[PreTrainedModel], Decoder],
-    model: PreTrainedModel,
-    expected: torch.Tensor,
-    tolerance: float,
+    kind: Callable[[PreTrainedModel], Decoder], model: PreTrainedModel, test: SelfTest
 ) -> Decoder | str:
     """The decoder, or what is wrong with it."""
     try:
         decoder = kind(model)
-        difference = float((_cached_logits(decoder, expected.device) - expected).abs().max())
+        fault = test.fault(decoder)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    if difference <= tolerance:
-        return decoder
-    return (
-        f"with a cache of keys and values, logits differ from the forward pass by {difference:.1e} "
-        f"(allowed: {tolerance:.1e})"
-    )
-
-
-def _cached_logits(decoder: Decoder, device: torch.device) -> torch.Tensor:
-    """The same as ``_reference_logits``, by a prefill and two steps of both probes together."""
-    probes = _probes(decoder.vocab_size)
-    prompts = [probe[:-2] for probe in probes]
-    width = max(map(len, prompts))
-    padded = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    cache = decoder.new_cache()
-    cache.begin([len(prompt) for prompt in prompts])
-    logits = [decoder.forward(padded, cache)]
-    for place in (-2, -1):
-        cache.extend()
-        tokens = torch.tensor([[probe[place]] for probe in probes], device=device)
-        logits.append(decoder.forward(tokens, cache))
-    return torch.stack(logits, dim=1).float()
-
-
-def _tolerance(expected: torch.Tensor, dtype: torch.dtype) -> float:
-    """1e-4 of the largest logit; in half precision, what its rounding comes to."""
-    return float(expected.abs().max()) * (1e-4 if dtype == torch.float32 else 5e-2)
+    return decoder if fault is None else fault

@@ -10,11 +10,12 @@ import torch
 
 from forge_core.component import BuildContext
 from forge_core.errors import ConfigError, DataError, ForgeError, RunFailed, WeightMismatch
-from forge_core.models.folder import load_model
+from forge_core.models.folder import load_model, load_tokenizer
 from forge_core.models.rope import length_boundaries
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
+from forge_torch.generator.self_test import ordinary_tokens
 from forge_torch.generator.weights import swap_weights
 from forge_torch.generator_settings import TorchGeneratorSettings
 
@@ -53,7 +54,9 @@ class TorchGenerator:
         self._window = _window(model, settings.max_model_len)
         self._context = context
         self._transport: Transport | None = None
-        self._decoder = choose_decoder(model, load)
+        vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        tokens = ordinary_tokens(load_tokenizer(path), vocab_size)
+        self._decoder = choose_decoder(model, load, tokens)
         self._engine = Engine(self._decoder, device, settings.max_batch_rows)
         self._answers: dict[Request, asyncio.Future[list[Completion]]] = {}
         self._driver: asyncio.Task[None] | None = None

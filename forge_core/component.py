@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from forge_core.contracts import check_built
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -105,11 +107,20 @@ class Preset:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Generic[T_co]):
-    """A component chosen by a config, with its settings already parsed. Picklable."""
+    """A component chosen by a config, with its settings already parsed. Picklable.
+
+    Args:
+        family: such as ``loss``.
+        component: what was chosen.
+        settings: parsed with its settings class.
+        plugin: distribution or plugin that it comes from; empty for the kernel's own helpers,
+            which are in no config.
+    """
 
     family: str
     component: Component[T_co]
     settings: BaseModel
+    plugin: str = ""
 
     @property
     def name(self) -> str:
@@ -122,8 +133,15 @@ class Selection(Generic[T_co]):
         return stated(self.settings) if stated is not None else Location()
 
     def build(self, context: BuildContext) -> T_co:
-        """Make the component. Heavy imports happen here, and nowhere else."""
-        return self.component.build(self.settings, context)
+        """Make the component. Heavy imports happen here, and nowhere else.
+
+        Raises:
+            PluginError: what was built is not what its family must be.
+        """
+        built = self.component.build(self.settings, context)
+        if self.plugin:
+            check_built(self, built)
+        return built
 
     def check(self, context: BuildContext) -> None:
         """Refuse before a start what ``build`` would refuse.

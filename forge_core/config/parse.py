@@ -132,10 +132,11 @@ class SectionParser:
         if _by_default(table) and name not in self._catalog.names(family):
             return None, keys, None
         try:
-            component = self._catalog.get(family, name)
+            entry = self._catalog.entry(family, name)
         except PluginError as error:
             self._problems.append(f"{at(table.items.get('use', table))}: {error}")
             return None, keys, None
+        component = entry.component
         own = _without(table, {"use", *kernel_fields})
         settings = self._parse(
             component.settings, own, f"{family} {component.name}", {"use", *kernel_fields}
@@ -145,7 +146,13 @@ class SectionParser:
         data = {"use": name} if part is None or "use" in table.items else {}
         data |= _dump(keys) if keys is not None else {}
         data |= _dump(settings)
-        return Selection(family=family, component=component, settings=settings), keys, data
+        selection = Selection(
+            family=family,
+            component=component,
+            settings=settings,
+            plugin=entry.provider.provider,
+        )
+        return selection, keys, data
 
     def _parse(
         self, model: type[M], table: Table, owner: str = "", other_keys: set[str] | None = None

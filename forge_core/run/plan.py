@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge_core.component import BuildContext, Placement
+from forge_core.contracts import check_sections
 from forge_core.errors import UsageError
 from forge_core.seeding import derive_seed
 
@@ -147,7 +148,9 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
 
     Raises:
         UsageError: names the section that is missing.
+        PluginError: the recipe requires what is not a section.
     """
+    check_sections(stage.recipe, recipe.requires)
     for section in sorted(recipe.requires):
         if not getattr(stage, section):
             raise UsageError(

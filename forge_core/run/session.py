@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.contracts import blaming, check_task, steps_planned
 from forge_core.errors import (
     DataError,
     ForgeError,
@@ -80,9 +81,13 @@ class RunSession:
 
     def _check(self, stage: StageConfig) -> None:
         context = early_context(stage)
-        recipe = stage.recipe.build(context)
+        with blaming(stage.recipe, "build"):
+            recipe = stage.recipe.build(context)
         check_requirements(stage, recipe)
-        loss = stage.loss.build(context) if stage.loss is not None else None
+        loss = None
+        if stage.loss is not None:
+            with blaming(stage.loss, "build"):
+                loss = stage.loss.build(context)
         if loss is not None:
             check_loss(stage, recipe, loss)
         check_reference(stage, loss)
@@ -93,19 +98,26 @@ class RunSession:
         if stage.eval_dataset is not None:
             self.dataset(stage, "eval_dataset")
         self._recipes.append(recipe)
-        self.total_steps.append(recipe.plan(stage, length))
+        with blaming(stage.recipe, "plan"):
+            steps = recipe.plan(stage, length)
+        self.total_steps.append(steps_planned(stage.recipe, steps))
 
     def dataset(self, stage: StageConfig, section: str) -> Dataset:
         """The built dataset of a stage's section; built once.
 
         Raises:
             DataError: it is empty.
+            PluginError: it cannot be built, or its first item is no task.
         """
         key = (stage.name, section)
         if key not in self._datasets:
-            dataset = getattr(stage, section).build(early_context(stage))
-            if len(dataset) == 0:
+            selection = getattr(stage, section)
+            with blaming(selection, "build"):
+                dataset = selection.build(early_context(stage))
+                length = len(dataset)
+            if length == 0:
                 raise DataError(f"{section}: dataset of stage {stage.name!r} is empty")
+            check_task(selection, dataset, 0)
             self._datasets[key] = dataset
         return self._datasets[key]
 

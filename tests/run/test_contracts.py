@@ -1,0 +1,194 @@
+"""What a plugin's component returns is checked where it returns it: one line that names the
+component, the plugin and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forge_core import Component, Forge, PluginError, Settings, Task, hookimpl
+from forge_core.testing.runs import small_config
+
+Config = dict[str, Any]
+
+
+class NoSettings(Settings):
+    """Nothing to set."""
+
+
+class Acme:
+    """A plugin with one component, which builds what the test hands over.
+
+    Args:
+        hook: of the family.
+        build: ``(settings, context) -> the component``.
+    """
+
+    def __init__(self, hook: str, build: Callable[[Any, Any], Any]) -> None:
+        component = Component(name="mine", settings=NoSettings, build=build, summary="a test's")
+        setattr(self, hook, hookimpl(lambda: [component]))
+
+
+class Recipe:
+    """Sound; tests spoil one part of it."""
+
+    requires = frozenset({"dataset", "trainer", "loss"})
+    provides: frozenset[str] = frozenset()
+
+    def plan(self, config: Any, dataset_length: int) -> Any:
+        return 2
+
+    async def run(self, stage: Any) -> None:
+        """Nothing."""
+
+
+class Loss:
+    needs: Any = frozenset()
+
+    def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
+        raise NotImplementedError
+
+
+def checked(hook: str, build: Callable[[Any, Any], Any], **sections: Any) -> str:
+    """The error of ``forge run --dry-run`` for such a plugin: one line."""
+    app = Forge(plugins=[Acme(hook, build)])
+    with pytest.raises(PluginError) as caught:
+        app.check(small_config(**sections))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def with_recipe(**changes: Any) -> str:
+    """The error for a recipe that has these in place of the sound one's."""
+    made = type("Made", (Recipe,), changes)
+    return checked(
+        "forge_recipes",
+        lambda settings, context: made(),
+        recipe={"use": "mine"},
+        loss={"use": "cross_entropy"},
+        training={"steps": 2, "batch_size": 4},
+    )
+
+
+@pytest.mark.parametrize("steps", [3.5, None, 0, -1, True, "3"])
+def test_a_plan_that_is_no_number_of_steps(steps: Any) -> None:
+    line = with_recipe(plan=lambda self, config, length: steps)
+    assert line.startswith("recipe 'mine' (plugin Acme): plan returned ")
+    assert repr(steps) in line
+    assert "an int of at least 1" in line
+
+
+def test_an_integer_of_another_type_is_a_number_of_steps() -> None:
+    numpy = pytest.importorskip("numpy")
+    made = type("Made", (Recipe,), {"plan": lambda self, config, length: numpy.int64(3)})
+    app = Forge(plugins=[Acme("forge_recipes", lambda settings, context: made())])
+    _, steps = app.check(small_config(recipe={"use": "mine"}, loss={"use": "cross_entropy"}))
+    assert steps == [3]
+    assert type(steps[0]) is int
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"requires": ["dataset"]}, "requires must be a frozenset of names"),
+        ({"provides": "advantages"}, "provides must be a frozenset of names"),
+        ({"requires": None}, "requires must be a frozenset of names"),
+        ({"requires": {"dataset", "polcy"}}, "requires names 'polcy', which is not a section"),
+        ({"requires": {"trainers"}}, "did you mean 'trainer'? (allowed: dataset, "),
+        ({"run": lambda self, stage: None}, "run must be a coroutine: write `async def`"),
+        ({"plan": None}, "expected an object with plan, run (missing: plan)"),
+    ],
+)
+def test_a_recipe_that_is_none(changes: Config, expected: str) -> None:
+    line = with_recipe(**changes)
+    assert line.startswith("recipe 'mine' (plugin Acme): ")
+    assert expected in line
+
+
+def test_a_plan_that_raises_names_the_recipe() -> None:
+    line = with_recipe(plan=lambda self, config, length: config.policy)
+    assert line.startswith("recipe 'mine' (plugin Acme): plan failed: AttributeError: ")
+
+
+@pytest.mark.parametrize("needs", [["advantages"], "advantages", None])
+def test_needs_that_is_no_set(needs: Any) -> None:
+    made = type("Made", (Loss,), {"needs": needs})
+    line = checked("forge_losses", lambda settings, context: made(), loss={"use": "mine"})
+    assert line.startswith("loss 'mine' (plugin Acme): needs must be a frozenset of names")
+    assert "frozenset({'advantages'})" in line
+
+
+def test_a_loss_that_is_async() -> None:
+    async def called(self: Any, logprobs: Any, batch: Any, entropy: Any) -> None: ...
+
+    made = type("Made", (Loss,), {"__call__": called})
+    line = checked("forge_losses", lambda settings, context: made(), loss={"use": "mine"})
+    assert line == "loss 'mine' (plugin Acme): __call__ must not be async"
+
+
+def test_a_build_that_raises_names_the_component() -> None:
+    line = checked("forge_losses", lambda settings, context: 1 / 0, loss={"use": "mine"})
+    expected = "build failed: ZeroDivisionError: division by zero"
+    assert line == f"loss 'mine' (plugin Acme): {expected}"
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        (None, "build returned None; expected an object with __len__, __getitem__"),
+        (iter([]), "build returned a list_iterator; expected"),
+        (Task, "build returned the class Task; expected"),
+        (["1+1="], "item 0 is a str ('1+1='), not a forge_core.Task"),
+        ([{"prompt": "1+1="}], "item 0 is a dict ({'prompt': '1+1='}), not a forge_core.Task"),
+    ],
+)
+def test_a_dataset_that_is_none(built: Any, expected: str) -> None:
+    line = checked("forge_datasets", lambda settings, context: built, dataset={"use": "mine"})
+    assert line.startswith("dataset 'mine' (plugin Acme): ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("hook", "section"),
+    [
+        ("forge_environments", {"environment": {"use": "mine"}}),
+        ("forge_generators", {"generator": {"use": "mine"}}),
+        ("forge_trainers", {"trainer": {"use": "mine"}}),
+        ("forge_transports", {"transport": {"use": "mine"}}),
+        ("forge_trackers", {"trackers": {"mine": {}}}),
+        ("forge_runtimes", {"runtime": {"use": "mine"}}),
+        ("forge_rewards", {"rewards": {"mine": {}}}),
+    ],
+)
+def test_every_family_is_checked_where_it_is_built(hook: str, section: Config) -> None:
+    app = Forge(plugins=[Acme(hook, lambda settings, context: None)])
+    config = app.resolve(small_config(**section))
+    (stage,) = config.stages
+    family = hook.removeprefix("forge_").removesuffix("s")
+    selection = {
+        "tracker": config.trackers.get("mine"),
+        "runtime": config.runtime,
+        "reward": stage.rewards["mine"].selection if "mine" in stage.rewards else None,
+    }.get(family) or getattr(stage, family)
+    with pytest.raises(
+        PluginError, match=rf"^{family} 'mine' \(plugin Acme\): build returned None"
+    ):
+        selection.build(None)
+
+
+def test_an_environment_that_is_none() -> None:
+    async def start(self: Any, task: Any, seed: int) -> None: ...
+
+    def line(**members: Any) -> str:
+        made = type("Made", (), {"max_turns": 1, "start": lambda self, task, seed: None, **members})
+        app = Forge(plugins=[Acme("forge_environments", lambda settings, context: made())])
+        (stage,) = app.resolve(small_config(environment={"use": "mine"})).stages
+        assert stage.environment is not None
+        with pytest.raises(PluginError) as caught:
+            stage.environment.build(None)  # type: ignore[arg-type]
+        return str(caught.value)
+
+    assert line(start=start) == "environment 'mine' (plugin Acme): start must not be async"
+    assert line(max_turns=None).endswith("max_turns must be an int of at least 1, not None")

@@ -17,11 +17,12 @@ import pytest
 from forge_core.component import BuildContext, Selection
 from forge_core.protocols import Dataset
 from forge_core.testing.conformance.prompts import check_prompt
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.types import Task
 
 
-class DatasetConformance:
+class DatasetConformance(Suite):
     """Inherit with a ``selection`` fixture."""
 
     most_tasks: int = 2000

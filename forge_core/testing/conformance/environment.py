@@ -29,6 +29,7 @@ from forge_core.protocols import Environment, Interaction
 from forge_core.rollout import rollout_group
 from forge_core.testing.byte_tokenizer import byte_tokenizer
 from forge_core.testing.conformance.prompts import check_prompt
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.testing.scripted_policy import ScriptedPolicy
 from forge_core.types import Episode, Group, Message, Sampling, Task
@@ -42,7 +43,7 @@ EPISODES = 6
 """Of a group."""
 
 
-class EnvironmentConformance:
+class EnvironmentConformance(Suite):
     """Inherit with a ``selection`` fixture; override ``tasks`` for tasks of your kind."""
 
     replies: ClassVar[Sequence[str]] = ("yes", "the answer is 2")

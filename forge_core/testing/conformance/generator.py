@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +32,7 @@ from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.errors import DataError, ForgeError
 from forge_core.models.folder import load_model, materialize
 from forge_core.protocols import Generator, StreamingGenerator, Transport
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import distribution, forward, policy_init, with_noise
 from forge_core.types import Completion, Sampling, WeightManifest
@@ -58,11 +59,8 @@ PROMPTS: tuple[tuple[int, ...], ...] = ((5,), (3, 4, 5, 6, 7, 8, 9, 10, 11), (7,
 """Of unequal length."""
 
 
-class GeneratorConformance:
+class GeneratorConformance(Suite):
     """Inherit with the fixtures ``selection`` and ``transport``."""
-
-    opt_out: ClassVar[Mapping[str, str]] = {}
-    """Test name -> why this generator cannot pass it. The only way to leave a test out."""
 
     model_init: ClassVar[ModelInit] = policy_init(max_position_embeddings=WINDOW)
     """The model to sample from; its window must be ``WINDOW``, its vocabulary at least 20."""
@@ -76,22 +74,6 @@ class GeneratorConformance:
     keeps_cache_in_flight: ClassVar[bool] = True
     """Whether a request in flight keeps its keys and values when weights change. False: they are
     computed anew."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        tests = {name for name in dir(GeneratorConformance) if name.startswith("test_")}
-        overridden = sorted(tests & vars(cls).keys())
-        if overridden:
-            raise TypeError(f"{cls.__name__} overrides {overridden}; use opt_out, with a reason")
-        for name, reason in cls.opt_out.items():
-            if name not in tests or not reason.strip():
-                raise TypeError(f"{cls.__name__}.opt_out[{name!r}]: not a test, or no reason given")
-
-    @pytest.fixture(autouse=True)
-    def _opt_out(self, request: pytest.FixtureRequest) -> None:
-        reason = self.opt_out.get(request.node.originalname)
-        if reason is not None:
-            pytest.skip(reason)
 
     @pytest.fixture
     def selection(self) -> Selection[Generator]:

@@ -21,6 +21,7 @@ import torch
 
 from forge_core.protocols import Loss
 from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.testing.conformance.suite import Suite
 
 LENGTHS = (3, 5, 1, 4)
 """Trained tokens of the sequences that the tests are made of."""
@@ -43,7 +44,7 @@ class Rows:
         )
 
 
-class LossConformance:
+class LossConformance(Suite):
     """Inherit with a ``loss`` fixture; override ``field`` for fields of your own."""
 
     not_differentiated: str = ""

@@ -25,6 +25,7 @@ from forge_core.component import BuildContext, Selection
 from forge_core.config.resolve import RewardPart
 from forge_core.protocols import Reward
 from forge_core.rewards.pool import RewardPool
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.types import Completion, Episode, RewardSample, Task, Turn
 
@@ -49,7 +50,7 @@ NASTY = (
 """Completions that policies do come up with, and that rewards hang or crash on."""
 
 
-class RewardConformance:
+class RewardConformance(Suite):
     """Inherit with a ``selection`` fixture; override ``task`` and ``completions`` for your kind."""
 
     lowest: ClassVar[float] = 0.0

@@ -29,6 +29,7 @@ from forge_core.component import BuildContext, Component, Placement, Selection, 
 from forge_core.errors import FanoutError, ReplicaDied, RunFailed, UsageError
 from forge_core.protocols import Replica, Runtime
 from forge_core.services import Health, ReplicaSpec, Service, ServiceOptions, update_weights
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context, select
 from forge_core.types import WeightManifest
 
@@ -138,7 +139,7 @@ PROBE: Component[Probe] = Component(
 )
 
 
-class RuntimeConformance:
+class RuntimeConformance(Suite):
     """Inherit with a ``runtime`` fixture that closes what it yields."""
 
     placement: Placement = Placement()

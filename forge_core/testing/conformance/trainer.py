@@ -30,6 +30,7 @@ from forge_core.errors import ForgeError, RunFailed, UsageError
 from forge_core.protocols import Loss, Trainer
 from forge_core.tensors.batch import LossBatch, LossOutput
 from forge_core.tensors.checksum import checksum
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import select
 from forge_core.types import TrainSequence, WeightManifest
 
@@ -49,7 +50,7 @@ RATES = [1e-2 * part for part in (1 / 3, 2 / 3, 1, (1 + math.sqrt(0.5)) / 2, 0.5
 """Learning rates of the first five of ``TRAINING``'s steps."""
 
 
-class TrainerConformance:
+class TrainerConformance(Suite):
     """Inherit with a ``selection`` fixture; override ``model_folder`` for another model."""
 
     @pytest.fixture

@@ -29,6 +29,7 @@ import torch
 from forge_core.component import BuildContext, Selection
 from forge_core.protocols import Transport
 from forge_core.tensors.checksum import checksum
+from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 
 Weights = dict[str, torch.Tensor]
@@ -39,7 +40,7 @@ PATIENCE = 60.0
 """Seconds that another process may take to start and answer."""
 
 
-class TransportConformance:
+class TransportConformance(Suite):
     """Inherit with a ``selection`` fixture.
 
     Override ``writer`` and ``reader`` too if two ends need more than one channel to meet, and

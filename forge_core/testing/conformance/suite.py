@@ -1,0 +1,57 @@
+"""What all conformance suites share: the only way to leave one of their tests out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+_HERE = __name__.rpartition(".")[0]
+
+
+class Suite:
+    """Base of the suites. A class that inherits one may leave tests out, but not override them.
+
+    Raises:
+        TypeError: when the class is made, if it overrides a test of the suite, or if ``opt_out``
+            names no test or gives no reason.
+    """
+
+    opt_out: ClassVar[Mapping[str, str]] = {}
+    """Test name -> why this component cannot pass it; the test is then skipped with that reason."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith(_HERE):
+            return
+        tests = sorted(
+            {
+                name
+                for base in cls.__mro__
+                if base.__module__.startswith(_HERE)
+                for name in vars(base)
+                if name.startswith("test_")
+            }
+        )
+        overridden = [name for name in tests if name in vars(cls)]
+        if overridden:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(overridden)}; leave a test out with "
+                "opt_out, which wants a reason"
+            )
+        for name, reason in cls.opt_out.items():
+            if name not in tests:
+                near = difflib.get_close_matches(name, tests, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"{cls.__name__}.opt_out: no test is called {name!r}{hint}")
+            if not isinstance(reason, str) or not reason.strip():
+                raise TypeError(f"{cls.__name__}.opt_out[{name!r}]: give a reason, as text")
+
+    @pytest.fixture(autouse=True)
+    def _opt_out(self, request: pytest.FixtureRequest) -> None:
+        """Runs before the other fixtures, so that what a skipped test would need is not made."""
+        reason = self.opt_out.get(request.node.originalname)
+        if reason is not None:
+            pytest.skip(reason)

@@ -44,11 +44,14 @@ class Location:
             then waits for that long, and makes no use of the event loop: runtime ``local`` calls it
             in a thread.
         isolate: the default of the kernel's key ``isolate`` for it.
+        shared_gpu: settings that it has by default where trainer and generator compute on one GPU,
+            for one that would otherwise take nearly all of its memory.
     """
 
     cuda: bool = False
     own_process: bool = False
     isolate: bool = False
+    shared_gpu: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

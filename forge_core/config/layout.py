@@ -24,7 +24,8 @@ def layout_defaults(catalog: Catalog, sections: Mapping[str, Node]) -> dict[str,
 
     A component that asks for a process of its own gets one. Where an end of the transport lives
     outside the controller's process, weights go through ``shm``; where both are on CUDA devices of
-    this host, through ``cuda_ipc``.
+    this host, through ``cuda_ipc``. Where both compute on one GPU, each takes the share of it that
+    its component says.
 
     Args:
         catalog: the installed components.
@@ -44,15 +45,31 @@ def layout_defaults(catalog: Catalog, sections: Mapping[str, Node]) -> dict[str,
     if not local or any(end.apart for end in ends.values()):
         on_cuda = local and len(ends) == 2 and all(end.location.cuda for end in ends.values())
         defaults["transport"] = {"use": "cuda_ipc" if on_cuda else "shm"}
+    if local and len(ends) == 2 and _share_gpu(*ends.values()):
+        for section, end in ends.items():
+            if end.location.shared_gpu:  # settings go with the component that they are of
+                own = {"use": end.component, **end.location.shared_gpu}
+                defaults[section] = {**own, **defaults.get(section, {})}
     return defaults
 
 
 @dataclass(frozen=True)
 class _End:
-    """An end of the transport: where its component is, and whether outside the controller."""
+    """An end of the transport: where its component is, whether outside the controller, and whether
+    it has GPUs that the config gives to it alone."""
 
+    component: str
     location: Location
     apart: bool
+    own_gpus: bool
+    chosen_gpus: bool
+
+
+def _share_gpu(first: _End, second: _End) -> bool:
+    """Whether both compute on the same GPU: the first, unless the config gives them others."""
+    on_cuda = first.location.cuda and second.location.cuda
+    apart = first.own_gpus and second.own_gpus
+    return on_cuda and not apart and not (first.chosen_gpus or second.chosen_gpus)
 
 
 def _end(catalog: Catalog, section: str, node: Table) -> _End:
@@ -65,8 +82,14 @@ def _end(catalog: Catalog, section: str, node: Table) -> _End:
             own = {key: value for key, value in values.items() if key not in {"use", *kernel}}
             location = component.location(component.settings.model_validate(own))
     given = {key: values[key] for key in PlacementKeys.model_fields if key in values}
-    apart = location.own_process
+    placement = Placement()
     with suppress(ValidationError):
         keys = PlacementKeys.model_validate({"isolate": location.isolate, **given})
-        apart |= Placement(**dict(keys)).own_processes
-    return _End(location, apart)
+        placement = Placement(**dict(keys))
+    return _End(
+        component_name(node) or "",
+        location,
+        apart=location.own_process or placement.own_processes,
+        own_gpus=placement.with_gpus,
+        chosen_gpus="CUDA_VISIBLE_DEVICES" in placement.env,
+    )

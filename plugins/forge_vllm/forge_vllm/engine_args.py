@@ -46,7 +46,7 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
 
     path = str(context.model.path)
     defaults = {
-        "dtype": context.model.dtype,
+        "dtype": default_dtype(context, on_cpu=current_platform.is_cpu()),
         "seed": context.seed % 2**31,
         "generation_config": "vllm",
         "scheduling_policy": "priority",
@@ -72,6 +72,17 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
         return AsyncEngineArgs(**{**defaults, **settings.engine, **contract})
     except (TypeError, ValueError) as error:
         raise refusal(error) from error
+
+
+def default_dtype(context: BuildContext, *, on_cpu: bool) -> str:
+    """Type that the engine keeps weights and computes in: on a GPU, what the trainer computes in.
+
+    There its fast attention kernels take no float32. A CPU has no such kernels, and computes in
+    float32 faster.
+    """
+    if context.distributed.precision == "bf16" and not on_cpu:
+        return "bfloat16"
+    return context.model.dtype
 
 
 def refusal(error: BaseException) -> ConfigError:

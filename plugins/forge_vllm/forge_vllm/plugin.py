@@ -25,6 +25,7 @@ def forge_presets() -> Iterable[Preset]:
     for name, summary in (
         ("quickstart-vllm", "the quickstart with the vLLM engine, on a CPU"),
         ("qwen3-1.7b", "GRPO of Qwen3 1.7B on two GPUs"),
+        ("qwen3-1.7b-one-gpu", "GRPO of Qwen3 1.7B on one GPU that trainer and engine share"),
         ("qwen3-8b", "GRPO of Qwen3 8B on eight GPUs, four of them with an engine each"),
         ("llama3.1-8b", "GRPO of Llama 3.1 8B on eight GPUs, four of them under one engine"),
     ):

@@ -25,6 +25,13 @@ OWNED_ENGINE_KEYS = {
 }
 """Engine arguments that Forge sets -> why they cannot be set."""
 
+MEMORY_KEYS = {"gpu_memory_utilization", "kv_cache_memory_bytes"}
+"""Engine arguments that bound its memory; without one it takes 0.92 of a GPU."""
+
+BESIDE_A_TRAINER = {"engine": {"gpu_memory_utilization": 0.3}}
+"""The trainer holds its weights four times and a pass's activations; the engine holds its weights
+once, and the KV cache."""
+
 _SECTION = "the sampling section says it"
 _CONTRACT = "a completion's tokens and logprobs need it as Forge sets it"
 OWNED_SAMPLING_KEYS = {
@@ -158,6 +165,7 @@ def generator_location(settings: VllmSettings) -> Location:
         cuda=not on_cpu and bool(visible_devices()),
         own_process=serves or not on_cpu if own_process is None else own_process,
         isolate=serves,
+        shared_gpu={} if MEMORY_KEYS & settings.engine.keys() else BESIDE_A_TRAINER,
     )
 
 

@@ -16,7 +16,12 @@ from forge_core.testing.plugin import TINY_CHARACTERS
 from forge_core.testing.runs import lines_of
 from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_1_7B, QWEN3_8B, tiny_shape
 
-CONFIGS = {"qwen3-1.7b": QWEN3_1_7B, "qwen3-8b": QWEN3_8B, "llama3.1-8b": LLAMA_31_8B}
+CONFIGS = {
+    "qwen3-1.7b": QWEN3_1_7B,
+    "qwen3-1.7b-one-gpu": QWEN3_1_7B,
+    "qwen3-8b": QWEN3_8B,
+    "llama3.1-8b": LLAMA_31_8B,
+}
 """The sizes of each preset's model, as published."""
 
 GPU = 80.0
@@ -87,7 +92,7 @@ def test_the_trainer_fits_its_gpus(preset: str, with_config: Any, run_forge: Any
     assert 10 < float(total.replace(",", "")) < 0.9 * GPU
 
 
-@pytest.mark.parametrize("preset", CONFIGS)
+@pytest.mark.parametrize("preset", [name for name in CONFIGS if "one-gpu" not in name])
 def test_trainer_and_engine_have_gpus_of_their_own(preset: str) -> None:
     (stage,) = Forge().resolve(preset).stages
     trainer, generator = stage.trainer_placement, stage.generator_placement
@@ -102,6 +107,68 @@ def test_trainer_and_engine_have_gpus_of_their_own(preset: str) -> None:
         devices = [int(name) for name in generator.env["CUDA_VISIBLE_DEVICES"].split(",")]
         assert devices == list(range(trainer.procs, trainer.procs + degree))
         assert generator.replicas == 1
+
+
+def test_trainer_and_engine_fit_one_gpu(with_config: Any, run_forge: Any) -> None:
+    with_config("qwen3-1.7b-one-gpu")
+    (stage,) = Forge().resolve("qwen3-1.7b-one-gpu").stages
+    assert stage.generator is not None
+    engine = stage.generator.settings.engine  # type: ignore[attr-defined]
+    share = engine["gpu_memory_utilization"]
+    result = run_forge("plan", "qwen3-1.7b-one-gpu")
+    (total,) = re.findall(r"total on the device\s+([\d.,]+)", result.stdout)
+    on_their_way = 2 * 1.72 * 4  # two sets of float32 weights, transport cuda_ipc
+    assert float(total) + on_their_way + share * GPU < 0.95 * GPU
+    assert share * GPU > 1.72 * 2 + 8  # the engine's weights, and room for sequences
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [
+        ([], 0.3),
+        (["generator.engine.gpu_memory_utilization=0.5"], 0.5),
+        (["generator.engine.kv_cache_memory_bytes=1000000"], None),
+        (["trainer.device=cpu"], None),
+        (["trainer.with_gpus=true", "generator.with_gpus=true"], None),
+        (["runtime.use=monarch"], None),
+    ],
+)
+def test_beside_a_trainer_it_takes_a_share_of_the_gpu(
+    overrides: list[str], share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes 0.92 of a GPU unless told otherwise."""
+    monkeypatch.setattr("forge_vllm.settings.for_cpu", lambda: False)
+    monkeypatch.setattr("forge_vllm.settings.visible_devices", lambda: ("0",))
+    monkeypatch.setattr(
+        "forge_torch.trainer_settings.computes_on_cuda", lambda device: device != "cpu"
+    )
+    for stage in Forge().resolve("quickstart-vllm", overrides=overrides).stages:
+        assert stage.generator is not None
+        engine = stage.generator.settings.engine  # type: ignore[attr-defined]
+        assert engine.get("gpu_memory_utilization") == share
+        assert engine["max_model_len"] == 16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "on_cpu", "expected"),
+    [
+        ("float32", "bf16", False, "bfloat16"),
+        ("float32", "fp32", False, "float32"),
+        ("bfloat16", "fp32", False, "bfloat16"),
+        ("float32", "bf16", True, "float32"),
+    ],
+)
+def test_the_engine_computes_as_the_trainer_does_on_a_gpu(
+    dtype: Any, precision: Any, on_cpu: bool, expected: str
+) -> None:
+    from forge_core.config.sections import DistributedSection
+    from forge_core.testing.context import bare_context
+    from forge_vllm.engine_args import default_dtype
+
+    context = bare_context(
+        model=ModelSection(dtype=dtype), distributed=DistributedSection(precision=precision)
+    )
+    assert default_dtype(context, on_cpu=on_cpu) == expected
 
 
 @pytest.mark.slow

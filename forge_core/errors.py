@@ -41,6 +41,15 @@ class DataError(UsageError):
     """A data file, prompt or model folder is not what it must be (names file and line)."""
 
 
+class PromptRefused(DataError):
+    """No completion of this prompt can be sampled: it is empty, the chat template or the tokenizer
+    refuses it, or it is too long. Other prompts may be fine."""
+
+
+class NoRoom(PromptRefused):
+    """The prompt leaves no room for a completion in the window."""
+
+
 class RunFailed(ForgeError):
     """The run cannot go on: the first failure, with the component and replica it came from.
 

@@ -41,7 +41,10 @@ class Generator(Protocol):
         """Sample ``sampling.n`` completions of a prompt of token ids.
 
         Raises:
-            DataError: the prompt is empty or leaves no room in the window.
+            NoRoom: the prompt leaves no room in the window. An episode of several turns that gets
+                there ends as truncated; any other error ends the run.
+            PromptRefused: the prompt is empty.
+            DataError: it holds an unknown token, or the sampling is out of its range.
         """
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError
+from forge_core.errors import DataError, NoRoom, PromptRefused
 from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 from forge_core.seeding import derive_seed
 from forge_core.types import Completion, Episode, Group, Message, Prompt, Sampling, Task, Turn
@@ -40,9 +40,36 @@ async def rollout_group(
     computes the prompt once. From there each goes its own way.
 
     Raises:
-        DataError: the prompt cannot be tokenized or has no room in the model's window, or the chat
-            template does not allow episodes of several turns.
+        PromptRefused: the prompt cannot be tokenized or leaves no room in the window; names the
+            task, as every ``DataError`` here does.
+        DataError: the chat template does not allow episodes of several turns, or the generator
+            refuses the sampling or a token.
     """
+    try:
+        return await _rollout_group(
+            task,
+            environment,
+            size,
+            generate=generate,
+            tokenizer=tokenizer,
+            sampling=sampling,
+            seed=seed,
+        )
+    except DataError as error:
+        kind = next(kind for kind in (NoRoom, PromptRefused, DataError) if isinstance(error, kind))
+        raise kind(f"task {task.id!r}: {error}") from error
+
+
+async def _rollout_group(
+    task: Task,
+    environment: Environment,
+    size: int,
+    *,
+    generate: Generate,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    seed: int,
+) -> Group:
     interactions = [environment.start(task, seed) for _ in range(size)]
     prompt = interactions[0].prompt
     text, tokens = prompt_text(prompt, tokenizer), encode_prompt(prompt, tokenizer)
@@ -105,7 +132,7 @@ async def _play(
         again = replace(sampling, n=1, seed=derive_seed(seed, "turn", turn))
         try:
             (completion,) = await generate(tokens, again)
-        except DataError:  # no room left in the window
+        except NoRoom:
             break
         episode.turns.append(Turn("observation", reply))
     episode.truncated = True

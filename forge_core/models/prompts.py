@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError
+from forge_core.errors import DataError, PromptRefused
 from forge_core.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[in
     never those it puts behind; messages are rendered by the chat template, which brings its own.
 
     Raises:
-        DataError: messages for a model without chat template, a conversation that the template
-            refuses, or text that the tokenizer has no tokens for.
+        PromptRefused: the template refuses the conversation, or the tokenizer has no tokens for the
+            text.
+        DataError: messages for a model without chat template.
     """
     if not isinstance(prompt, str):
         return encode_text(_render(prompt, tokenizer), tokenizer)
@@ -145,7 +146,7 @@ def _render(
         )
     except Exception as error:  # jinja2's own and whatever a template raises
         roles = ", ".join(message.role for message in messages)
-        raise DataError(
+        raise PromptRefused(
             f"the model's chat template refuses a conversation of {roles}: {error}"
         ) from error
     assert isinstance(text, str)
@@ -164,4 +165,4 @@ def _encode(
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
     except Exception as error:  # the tokenizers library raises nothing narrower
         shown = text if len(text) <= 60 else text[:57] + "..."
-        raise DataError(f"the model's tokenizer cannot encode {shown!r}: {error}") from error
+        raise PromptRefused(f"the model's tokenizer cannot encode {shown!r}: {error}") from error

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
+from forge_core.errors import DataError, PromptRefused
 from forge_core.rollout import rollout_group
 from forge_core.run.records import Evaluation
 from forge_core.seeding import derive_seed
 
 if TYPE_CHECKING:
     from forge_core.run.stage import Stage
+    from forge_core.types import Episode, Task
 
 
 async def evaluate(
@@ -18,15 +20,21 @@ async def evaluate(
 ) -> Evaluation:
     """Answer ``eval_dataset`` with the published policy and judge it by the config's rewards.
 
-    The same tasks and seeds every time, so that two scores differ by the weights alone.
+    The same tasks and seeds every time, so that two scores differ by the weights alone. Tasks whose
+    prompt the model cannot answer are left out, with a warning.
+
+    Raises:
+        DataError: that is all of them.
     """
     section = stage.config.evaluation
     policy = await stage.policy()
     count = min(section.tasks or len(stage.eval_dataset), len(stage.eval_dataset))
     tasks = [stage.eval_dataset[index] for index in range(count)]
-    groups = await asyncio.gather(
-        *(
-            rollout_group(
+    refusals: list[PromptRefused] = []
+
+    async def answer(task: Task) -> list[Episode]:
+        try:
+            group = await rollout_group(
                 task,
                 stage.environment,
                 section.samples,
@@ -35,10 +43,21 @@ async def evaluate(
                 sampling=stage.sampling(temperature=section.temperature, top_p=1.0, top_k=0),
                 seed=derive_seed(stage.seed, "evaluation", task.id),
             )
-            for task in tasks
+        except PromptRefused as error:
+            refusals.append(error)
+            return []
+        return group.episodes
+
+    answered = await asyncio.gather(*map(answer, tasks))
+    episodes = [episode for group in answered for episode in group]
+    if refusals:
+        message = (
+            f"{len(refusals)} of {count} tasks of the evaluation cannot be answered and are not in "
+            f"its score: {refusals[0]}"
         )
-    )
-    episodes = [episode for group in groups for episode in group.episodes]
+        if not episodes:
+            raise DataError(f"eval_dataset: {message}")
+        stage.session.broadcast.event("warning", message)
     await stage.score(episodes)
     parts = {
         part: sum(episode.rewards.get(part, 0.0) for episode in episodes) / len(episodes)
@@ -50,5 +69,5 @@ async def evaluate(
         moment=moment,
         score=sum(episode.reward for episode in episodes) / len(episodes),
         parts=parts,
-        tasks=count,
+        tasks=count - len(refusals),
     )

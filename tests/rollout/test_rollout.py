@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge_core import Completion, DataError, Episode, Group, Message, Sampling, Task
+from forge_core.errors import NoRoom, PromptRefused
 from forge_core.models.prompts import encode_prompt
 from forge_core.rollout import Generate, rollout_group
 from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
@@ -224,15 +225,36 @@ async def test_a_full_window_ends_the_episode_and_not_the_run() -> None:
 
     async def generate(prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
         if len(prompt) > 60:
-            raise DataError(f"a prompt of {len(prompt)} tokens leaves no room in the window of 60")
+            raise NoRoom(f"a prompt of {len(prompt)} tokens leaves no room in the window of 60")
         return await say(prompt, sampling)
 
     (episode,) = (await play(Guessing(CHAT), generate, tokenizer)).episodes
     assert kinds(episode) == ["prompt", "completion"]
     assert episode.truncated
     long = Guessing((Message("user", "?" * 200),))
-    with pytest.raises(DataError, match="no room in the window"):
+    with pytest.raises(NoRoom, match=r"task 't': .* no room in the window"):
         await play(long, generate, tokenizer)
+
+
+async def test_a_conversation_that_the_template_refuses_is_named() -> None:
+    picky = "{{ raise_exception('no users here') if messages[0].role == 'user' }}" + CHATML
+    tokenizer = byte_tokenizer(chat_template=picky)
+    generate, _ = says(tokenizer, "1")
+    with pytest.raises(PromptRefused, match=r"task 't': .*refuses.*user: no users here"):
+        await play(Guessing(CHAT), generate, tokenizer)
+
+
+async def test_any_other_refusal_of_a_later_turn_is_an_error() -> None:
+    tokenizer = byte_tokenizer()
+    say, calls = says(tokenizer, "1", "7")
+
+    async def generate(prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        if calls:
+            raise DataError("token id 300 of the prompt is outside the vocabulary")
+        return await say(prompt, sampling)
+
+    with pytest.raises(DataError, match="task 't': token id 300"):
+        await play(Guessing(CHAT), generate, tokenizer)
 
 
 async def test_a_template_that_forgets_cannot_have_several_turns() -> None:

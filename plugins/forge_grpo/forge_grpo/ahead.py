@@ -77,14 +77,15 @@ class Ahead:
 
     async def groups(self, step: Step) -> list[Group]:
         """The step's groups, judged, in the order of its tasks."""
+        per_step = self._rollouts.per_step
         first = self._stage.tasks.position
-        wanted = range(first, first + self._rollouts.per_step)
+        wanted = range(first, first + per_step)
         groups: dict[int, Group] = {}
         dropped = 0
         with step.timed("wait"):
             while len(groups) < len(wanted):
                 lacking = [place for place in wanted if place not in groups]
-                self._make([*lacking, *self._later(step, wanted)], step, first)
+                self._make([*lacking, *self._later(step, wanted)])
                 await self._made(lacking, step)
                 taken: Taken = await self._buffer.take.route(wanted.stop, self._stage.version)
                 self._held = {place for place in self._held if place >= wanted.stop}
@@ -92,32 +93,32 @@ class Ahead:
                 dropped += len(taken.dropped)
                 if len(groups) + len(taken.dropped) < len(wanted):
                     await self._forget_lost()
+                refused = sum(not group.episodes for group in groups.values())
+                self._rollouts.check_refused(refused, answered=len(groups) - refused)
+                wanted = range(first, first + per_step + refused)
         self._stage.tasks.take(len(wanted))
-        ordered = [groups[place] for place in wanted]
-        step.record({"groups/dropped": dropped})
+        ordered = [groups[place] for place in wanted if groups[place].episodes]
+        step.record({"groups/dropped": dropped, "prompts/dropped": refused})
         self._time(step, ordered)
         return ordered
 
     def _later(self, step: Step, wanted: range) -> range:
         """Places of the steps after this one that may be sampled by now."""
         steps = min(self._max_staleness, self._stage.total_steps - step.number)
-        return range(wanted.stop, wanted.stop + steps * len(wanted))
+        return range(wanted.stop, wanted.stop + steps * self._rollouts.per_step)
 
-    def _make(self, places: list[int], step: Step, first: int) -> None:
+    def _make(self, places: list[int]) -> None:
         """Begin with those groups that are neither there nor in the making."""
         for place in places:
             if place not in self._held and place not in self._making:
-                later, index = divmod(place - first, self._rollouts.per_step)
-                self._making[place] = self._tasks.create_task(
-                    self._make_one(place, step.number + later, index)
-                )
+                self._making[place] = self._tasks.create_task(self._make_one(place))
 
-    async def _make_one(self, place: int, step: int, index: int) -> None:
+    async def _make_one(self, place: int) -> None:
         try:
             task = self._stage.task_at(place)
-            group = await self._rollouts.sample(task, step, index)
+            group = await self._rollouts.sample(task, place)
             while _cut_off(group):
-                group = await self._rollouts.sample(task, step, index)
+                group = await self._rollouts.sample(task, place)
             await self._stage.score(group.episodes)
             await self._buffer.add.route(place, group)
             self._held.add(place)

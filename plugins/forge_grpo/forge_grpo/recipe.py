@@ -15,6 +15,7 @@ from forge_core import Episode, Group, StepResult, TrainSequence, UsageError
 from forge_core.run.plan import early_context, steps_for
 from forge_grpo.advantages import group_advantages
 from forge_grpo.ahead import Ahead, sampling_ahead
+from forge_grpo.prompt_check import check_prompts
 from forge_grpo.rollouts import Rollouts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
@@ -75,7 +76,10 @@ class GrpoRecipe:
 
     async def run(self, stage: Stage) -> None:
         trainer = await stage.trainer()
-        async with self._sampled(stage, await stage.policy()) as sampled:
+        policy = await stage.policy()
+        if self.settings.overlong_prompts == "fail":
+            await check_prompts(stage, policy)
+        async with self._sampled(stage, policy) as sampled:
             async for step in stage.steps():
                 groups = await sampled.groups(step)
                 episodes = [episode for group in groups for episode in group.episodes]
@@ -102,6 +106,7 @@ class GrpoRecipe:
             policy,
             group_size=self.settings.group_size,
             per_step=_episodes_per_step(stage.config) // self.settings.group_size,
+            overlong_prompts=self.settings.overlong_prompts,
         )
         if self.settings.max_staleness == 0:
             return nullcontext(rollouts)

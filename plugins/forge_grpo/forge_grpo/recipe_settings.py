@@ -28,6 +28,11 @@ class GrpoSettings(Settings):
         description="groups whose rewards are all equal carry no signal: leave their tokens out of "
         "the step, or let them count in the loss's mean",
     )
+    overlong_prompts: Literal["drop", "fail"] = Field(
+        "drop",
+        description="tasks whose prompt leaves no room in the window, or that the chat template "
+        "refuses: leave out and take the next ones, or fail before the first step",
+    )
     max_staleness: int = Field(
         0,
         ge=0,

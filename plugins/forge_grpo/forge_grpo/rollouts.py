@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from forge_core import Group, Task
+from forge_core import DataError, Group, PromptRefused, Task
 from forge_core.rollout import rollout_group
 from forge_core.seeding import derive_seed
 
@@ -23,10 +23,22 @@ class Rollouts:
         policy: the generator service.
         group_size: episodes of a group.
         per_step: groups of a step.
+        overlong_prompts: whether tasks whose prompt cannot be answered are left out.
     """
 
-    def __init__(self, stage: Stage, policy: Service, *, group_size: int, per_step: int) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        policy: Service,
+        *,
+        group_size: int,
+        per_step: int,
+        overlong_prompts: Literal["drop", "fail"] = "drop",
+    ) -> None:
         self.stage = stage
+        self._drop = overlong_prompts == "drop"
+        self._refusal = ""
+        """The first refused prompt, in words."""
         self.per_step = per_step
         self._policy = policy
         self._group_size = group_size
@@ -34,33 +46,76 @@ class Rollouts:
 
     async def groups(self, step: Step) -> list[Group]:
         """The step's groups, judged, in the order of its tasks."""
-        tasks = self.stage.take(self.per_step)
+        groups: list[Group] = []
+        refused = 0
         with step.timed("generate"):
-            groups = await asyncio.gather(
-                *(self.sample(task, step.number, index) for index, task in enumerate(tasks))
-            )
+            while len(groups) < self.per_step:
+                first, count = self.stage.tasks.position, self.per_step - len(groups)
+                sampled = await asyncio.gather(
+                    *(
+                        self.sample(task, place)
+                        for place, task in enumerate(self.stage.take(count), start=first)
+                    )
+                )
+                groups += [group for group in sampled if group.episodes]
+                refused += sum(not group.episodes for group in sampled)
+                self.check_refused(refused, answered=len(groups))
+        step.record({"prompts/dropped": refused})
         with step.timed("reward"):
             await self.stage.score([episode for group in groups for episode in group.episodes])
         step.rate("generated_tokens", completion_tokens(groups), over="generate")
         return groups
 
-    async def sample(self, task: Task, step: int, index: int) -> Group:
-        """One group, not judged yet.
+    async def sample(self, task: Task, place: int) -> Group:
+        """One group, not judged yet; without episodes if its prompt is refused and dropped.
 
         Args:
             task: its task.
-            step: number of the step it will be trained in.
-            index: of the task in that step.
+            place: of the task in the run's order; its seed depends on nothing else.
+
+        Raises:
+            PromptRefused: the prompt cannot be answered, and such tasks are not to be dropped.
         """
-        return await rollout_group(
-            task,
-            self.stage.environment,
-            self._group_size,
-            generate=self._policy.generate.route,
-            tokenizer=self.stage.tokenizer,
-            sampling=self._sampling,
-            seed=derive_seed(self.stage.seed, "rollout", step, index),
-        )
+        steps_before, index = divmod(place, self.per_step)
+        try:
+            return await rollout_group(
+                task,
+                self.stage.environment,
+                self._group_size,
+                generate=self._policy.generate.route,
+                tokenizer=self.stage.tokenizer,
+                sampling=self._sampling,
+                seed=derive_seed(self.stage.seed, "rollout", steps_before + 1, index),
+            )
+        except PromptRefused as error:
+            if not self._drop:
+                raise
+            if not self._refusal:
+                self._refusal = str(error)
+                self.stage.session.broadcast.event(
+                    "warning",
+                    f"{error}; such tasks are left out (recipe.overlong_prompts) and counted as "
+                    "prompts/dropped",
+                    {"task": task.id},
+                )
+            return Group(task, [])
+
+    def check_refused(self, refused: int, *, answered: int) -> None:
+        """Make sure that a step finds prompts that can be answered.
+
+        Args:
+            refused: tasks of the step whose prompts were refused.
+            answered: its other tasks.
+
+        Raises:
+            DataError: a whole epoch was refused.
+        """
+        # Any 2 x length places of the order in a row have all tasks of an epoch among them.
+        if not answered and refused >= 2 * len(self.stage.dataset):
+            raise DataError(
+                f"dataset: none of the {len(self.stage.dataset)} prompts can be answered; the "
+                f"first: {self._refusal}"
+            )
 
 
 def completion_tokens(groups: list[Group]) -> int:

@@ -9,7 +9,14 @@ from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 from forge_core.component import BuildContext
-from forge_core.errors import ConfigError, DataError, ForgeError, WeightMismatch
+from forge_core.errors import (
+    ConfigError,
+    DataError,
+    ForgeError,
+    NoRoom,
+    PromptRefused,
+    WeightMismatch,
+)
 from forge_core.models.folder import check_folder
 from forge_core.tested_versions import TESTED_ENGINES
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
@@ -68,8 +75,9 @@ class VllmGenerator:
         """Sample ``sampling.n`` completions. Cancelling this call aborts them in the engine.
 
         Raises:
-            DataError: the prompt is empty, leaves no room in the window or holds an unknown token,
-                or the sampling is out of its range.
+            NoRoom: the prompt leaves no room in the window.
+            PromptRefused: the prompt is empty.
+            DataError: it holds an unknown token, or the sampling is out of its range.
             ReplicaDied: the engine is gone.
             WeightMismatch: the last weight update failed.
         """
@@ -216,9 +224,9 @@ class VllmGenerator:
             raise self._unusable
         check_sampling(sampling)
         if not prompt:
-            raise DataError("the prompt is empty")
+            raise PromptRefused("the prompt is empty")
         if len(prompt) >= self._window:
-            raise DataError(
+            raise NoRoom(
                 f"the prompt's {len(prompt)} tokens leave no room in the window of {self._window}"
             )
         for token in (min(prompt), max(prompt)):

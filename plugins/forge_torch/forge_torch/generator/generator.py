@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from forge_core.component import BuildContext
-from forge_core.errors import ConfigError, DataError, ForgeError, RunFailed, WeightMismatch
+from forge_core.errors import (
+    ConfigError,
+    DataError,
+    ForgeError,
+    NoRoom,
+    PromptRefused,
+    RunFailed,
+    WeightMismatch,
+)
 from forge_core.models.folder import load_model, load_tokenizer
 from forge_core.models.rope import length_boundaries
 from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
@@ -68,8 +76,9 @@ class TorchGenerator:
         """Sample ``sampling.n`` completions. Cancelling this call frees its rows at once.
 
         Raises:
-            DataError: the prompt is empty, leaves no room in the window or holds an unknown token,
-                or the sampling is out of its range.
+            NoRoom: the prompt leaves no room in the window.
+            PromptRefused: the prompt is empty.
+            DataError: it holds an unknown token, or the sampling is out of its range.
             RunFailed: the logits are not finite, or the generator was closed.
             WeightMismatch: the last weight update failed.
         """
@@ -214,9 +223,9 @@ class TorchGenerator:
     def _request(self, prompt: Sequence[int], sampling: Sampling) -> Request:
         tokens = tuple(prompt)
         if not tokens:
-            raise DataError("the prompt is empty")
+            raise PromptRefused("the prompt is empty")
         if len(tokens) >= self._window:
-            raise DataError(
+            raise NoRoom(
                 f"the prompt's {len(tokens)} tokens leave no room in the window of {self._window}"
             )
         vocabulary = self._decoder.vocab_size

@@ -86,6 +86,11 @@ class DistributedSection(Settings):
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="type of the forward and backward computation"
     )
+    tf32: bool = Field(
+        False,
+        description="on a GPU, round the factors of float32 matrix products to TF32 (10 bits of "
+        "mantissa), which tensor cores take; for precision fp32",
+    )
     data_parallel_replicate_degree: int = Field(
         1, ge=1, description="copies of the weights, each on its own part of the batch"
     )

@@ -87,6 +87,12 @@ def torch_devices(driver: Path) -> Iterator[Finding]:
         return
     for name, memory in found["devices"]:
         yield Finding("ok", "cuda", f"{name}, {memory / GIB:.1f} GiB")
+    if found["devices"]:
+        text = (
+            "runs compute in float32, without tensor cores, unless distributed.precision=bf16 (or "
+            "distributed.tf32=true)"
+        )
+        yield Finding("ok", "precision", text)
     if not found["devices"]:
         if driver.exists():
             text = f"there is a CUDA driver, but torch {found['version']} sees no device"

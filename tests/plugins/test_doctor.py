@@ -222,4 +222,6 @@ def test_a_driver_without_a_device_that_torch_sees(tmp_path, monkeypatch):
     assert levels(machine.torch_devices(tmp_path))["cuda"] == "warning"
     assert levels(machine.torch_devices(tmp_path / "none"))["cuda"] == "ok"
     probed["devices"] = [("H100", 80 * 2**30)]
-    assert [f.text for f in machine.torch_devices(tmp_path)] == ["H100, 80.0 GiB"]
+    device, precision = machine.torch_devices(tmp_path)
+    assert device.text == "H100, 80.0 GiB"
+    assert "distributed.precision=bf16" in precision.text

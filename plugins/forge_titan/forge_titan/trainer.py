@@ -21,6 +21,7 @@ from forge_core import (
 from forge_core.models.folder import copy_tokenizer
 from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
+from forge_core.tensors.float32 import set_float32
 from forge_core.tensors.loss_step import LossStep
 from forge_core.tensors.metric_sums import MetricSums
 from forge_core.tensors.schedule import learning_rate
@@ -67,6 +68,7 @@ class TitanTrainer:
         torch.manual_seed(context.seed)
         self.ranks = Ranks(context, settings.device)
         try:
+            set_float32(self.distributed, self.dtype, self.ranks.device)
             self.policy = self._policy()
         except BaseException:
             self.ranks.close()

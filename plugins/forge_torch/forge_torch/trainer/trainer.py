@@ -25,6 +25,7 @@ from forge_core.models.weights import named_weights
 from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
 from forge_core.tensors.causal_lm import CausalLM
+from forge_core.tensors.float32 import set_float32
 from forge_core.tensors.loss_step import LossStep, LossSums
 from forge_core.tensors.schedule import learning_rate
 from forge_torch.trainer.optimizer import load_moments, make_optimizer
@@ -60,6 +61,7 @@ class TorchTrainer:
         self._transport: Transport | None = (
             context.transport.build(context) if context.transport else None
         )
+        set_float32(context.distributed, getattr(torch, context.model.dtype), self.device)
         torch.manual_seed(context.seed)
         model = load_model(self.folder, context.model.dtype, self.device)
         self.policy = CausalLM(model, packed=settings.packed)

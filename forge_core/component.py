@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -73,6 +73,10 @@ class Component(Generic[T_co]):
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
         location: for trainers and generators, module-level function ``(settings)`` that says where
             their weights are; default: in host memory of the replica. Imports nothing heavy.
+        alters_sampling: for generators, module-level function ``(settings)`` that names those of
+            its keys, as people write them (``generator.sampling.min_p``), by which it samples from
+            another distribution than the model's at ``sampling.temperature``. They are refused
+            beside a loss that compares with the sampler's logprobs. Imports nothing heavy.
         one_process: for transports, whether all ends must live in the controller's process.
         one_host: for transports, whether all ends must live on one host.
         serves: for generators, whether they are ``ServingGenerator``s (``forge_core.protocols``).
@@ -85,6 +89,7 @@ class Component(Generic[T_co]):
     check: Callable[[Any, BuildContext], None] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     location: Callable[[Any], Location] | None = None
+    alters_sampling: Callable[[Any], Sequence[str]] | None = None
     one_process: bool = False
     one_host: bool = False
     serves: bool = False
@@ -134,6 +139,12 @@ class Selection(Generic[T_co]):
         """Where the component has its weights."""
         stated = self.component.location
         return stated(self.settings) if stated is not None else Location()
+
+    @property
+    def alters_sampling(self) -> Sequence[str]:
+        """Keys by which a generator samples from another distribution than the model's."""
+        stated = self.component.alters_sampling
+        return stated(self.settings) if stated is not None else ()
 
     def build(self, context: BuildContext) -> T_co:
         """Make the component. Heavy imports happen here, and nowhere else.

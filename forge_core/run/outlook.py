@@ -10,6 +10,7 @@ from forge_core.run.memory import Memory, Workload
 from forge_core.run.plan import (
     check_components,
     check_reference,
+    check_sampler,
     early_context,
     evaluates,
     placements,
@@ -74,6 +75,7 @@ def _stage(stage: StageConfig) -> StageOutlook:
     check_components(stage)
     loss = stage.loss.build(context) if stage.loss is not None else None
     check_reference(stage, loss)
+    check_sampler(stage, loss)
     requires = stage.recipe.build(context).requires
     sampled = "generator" in requires
     scored = evaluates(stage)

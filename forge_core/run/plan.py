@@ -193,3 +193,26 @@ def check_loss(stage: StageConfig, recipe: Recipe, loss: Loss) -> None:
             f"{stage.recipe.name!r} (stage {stage.name!r}) does not give (it gives: {given}); "
             "for one stage of several write stages.NAME.loss.use=..."
         )
+
+
+def check_sampler(stage: StageConfig, loss: Loss | None) -> None:
+    """The generator samples from the distribution that a loss with importance ratios assumes.
+
+    Penalties, truncation and constraints make another distribution of the model's. The ratio of the
+    trained policy to it is far from 1 before anything is learned, and biased where tokens are cut
+    off: they would have to be sampled for the weights to average to 1.
+
+    Raises:
+        UsageError: names the keys.
+    """
+    if loss is None or "sampler_logprobs" not in loss.needs or stage.generator is None:
+        return
+    keys = stage.generator.alters_sampling
+    if keys:
+        assert stage.loss is not None
+        raise UsageError(
+            f"{', '.join(keys)}: not with loss {stage.loss.name!r} (stage {stage.name!r}), which "
+            "weights each token by the trained policy's probability over the sampler's: the "
+            "sampler would draw from another distribution than the policy's, and the ratios would "
+            "be wrong"
+        )

@@ -29,6 +29,7 @@ from forge_core.run.plan import (
     check_reference,
     check_requirements,
     check_runtime,
+    check_sampler,
     check_transport,
     early_context,
 )
@@ -93,6 +94,7 @@ class RunSession:
         check_reference(stage, loss)
         check_components(stage)
         check_runtime(stage, self.config.runtime)
+        check_sampler(stage, loss)
         check_transport(stage, self.config.runtime.name)
         length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
         if stage.eval_dataset is not None:

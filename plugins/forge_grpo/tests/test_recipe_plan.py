@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import ConfigError, Forge, TrainSequence, UsageError
-from forge_core.run.plan import check_loss
+from forge_core import (
+    Component,
+    ConfigError,
+    Forge,
+    Selection,
+    Settings,
+    TrainSequence,
+    UsageError,
+)
+from forge_core.run.plan import check_loss, check_sampler
 from forge_core.testing.context import bare_context
 from forge_grpo import plugin
 from forge_grpo.recipe import _split
@@ -113,6 +122,29 @@ def test_the_recipe_gives_its_losses_what_they_need(
     assert stage.loss is not None
     recipe = stage.recipe.build(bare_context())
     check_loss(stage, recipe, stage.loss.build(bare_context()))
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "reinforce"])
+def test_a_generator_with_a_distribution_of_its_own_is_refused_for_losses_with_ratios(
+    forge_app: Callable[..., Forge], loss: str
+) -> None:
+    (stage,) = forge_app(plugin).resolve(CONFIG, {"loss.use": loss}).stages
+    component: Component[Any] = Component(
+        name="biased",
+        settings=Settings,
+        build=lambda settings, context: None,
+        summary="",
+        alters_sampling=lambda settings: ["generator.bias"],
+    )
+    generator = Selection(family="generator", component=component, settings=Settings())
+    stage = replace(stage, generator=generator)
+    assert stage.loss is not None
+    built = stage.loss.build(bare_context())
+    if loss == "reinforce":
+        check_sampler(stage, built)
+    else:
+        with pytest.raises(UsageError, match=rf"generator\.bias: not with loss '{loss}'"):
+            check_sampler(stage, built)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo"])

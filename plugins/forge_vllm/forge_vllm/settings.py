@@ -53,6 +53,37 @@ OWNED_SAMPLING_KEYS = {
 }
 """Sampling parameters that Forge sets -> why they cannot be set."""
 
+FAITHFUL_SAMPLING_KEYS = frozenset(
+    {
+        "include_stop_str_in_output",
+        "logprob_token_ids",
+        "output_text_buffer_length",
+        "prompt_logprob_start",
+        "prompt_logprob_token_ids",
+        "prompt_logprobs",
+        "routed_experts_prompt_start",
+        "skip_reading_prefix_cache",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stream_interval",
+    }
+)
+"""Sampling parameters that leave the distribution which tokens are drawn from as it is. Every other
+may change it, also one that a later vLLM brings."""
+
+NEUTRAL_SAMPLING = {
+    "min_p": 0,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_tokens": 0,
+    "watermarking": False,
+}
+"""Values of other sampling parameters at which they change nothing; so do None and empty ones."""
+
+ALTERING_ENGINE_KEYS = ("logits_processors", "watermark_config")
+"""Engine arguments that change the distribution which tokens are drawn from."""
+
 
 _PLAIN = "the address is plain HTTP on a host and a port; a proxy before it can be more"
 OWNED_SERVER_KEYS = {
@@ -80,7 +111,8 @@ class VllmSettings(Settings):
     sampling: dict[str, Any] = Field(
         default_factory=dict,
         description="vLLM's sampling parameters (SamplingParams) by its own names for every "
-        "request, such as min_p or repetition_penalty; the sampling section has the rest",
+        "request; the sampling section has the rest. What changes the distribution (min_p, "
+        "repetition_penalty, logit_bias, ...) is refused beside losses with importance ratios",
     )
     engine_process: bool | None = Field(
         None,
@@ -153,6 +185,19 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
     )
 
 
+def alters_sampling(settings: VllmSettings) -> list[str]:
+    """Keys by which tokens are drawn from another distribution than the model's."""
+    sampling = [
+        f"generator.sampling.{key}"
+        for key, value in settings.sampling.items()
+        if key not in FAITHFUL_SAMPLING_KEYS
+        and value not in (None, [], {})
+        and value != NEUTRAL_SAMPLING.get(key)
+    ]
+    engine = [f"generator.engine.{k}" for k in ALTERING_ENGINE_KEYS if settings.engine.get(k)]
+    return sampling + engine
+
+
 def generator_location(settings: VllmSettings) -> Location:
     """In the engine's process, where it has one: if the settings say so, serve, or there is a GPU.
 
@@ -206,6 +251,7 @@ GENERATOR: Component[VllmGenerator] = Component(
     build=build_generator,
     check=check_generator,
     location=generator_location,
+    alters_sampling=alters_sampling,
     serves=True,
     summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
 )

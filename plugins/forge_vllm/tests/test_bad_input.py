@@ -56,6 +56,45 @@ def test_unknown_sampling_parameter(small_config: Config, fails: Callable[..., s
     assert "did you mean min_p?" in line
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sampling.min_p=0.05",
+        "sampling.repetition_penalty=1.2",
+        "sampling.presence_penalty=0.5",
+        "sampling.logit_bias={5: 1.0}",
+        "sampling.allowed_token_ids=[3, 4]",
+        "sampling.bad_words=[no]",
+        "sampling.min_tokens=4",
+        "sampling.structured_outputs={choice: [a, b]}",
+        "sampling.thinking_token_budget=10",
+        "engine.logits_processors=[a.b]",
+    ],
+)
+def test_what_changes_the_distribution_is_refused_for_losses_with_ratios(
+    small_config: Config, fails: Callable[..., str], key: str
+) -> None:
+    line = fails(small_config, f"generator.{key}", "--dry-run")
+    assert f"generator.{key.partition('=')[0]}: not with loss 'grpo'" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generator.sampling.min_p=0", "generator.sampling.repetition_penalty=1.0"],
+        ["generator.sampling.logit_bias=null", "generator.sampling.bad_words=[]"],
+        ["generator.sampling.skip_reading_prefix_cache=true"],
+        ["generator.sampling.min_p=0.05", "loss.use=reinforce"],
+    ],
+    ids=str,
+)
+def test_other_sampling_parameters_are_not(
+    small_config: Config, write_config: Any, run_forge: Any, arguments: list[str]
+) -> None:
+    result = run_forge("run", str(write_config(small_config)), *arguments, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+
+
 def test_value_that_an_engine_argument_cannot_have(
     small_config: Config, fails: Callable[..., str]
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from forge_core.protocols import Loss, Transport
     from forge_core.run.memory import Memory, Workload
+    from forge_core.types import Task
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -69,6 +70,10 @@ class Component(Generic[T_co]):
             context's ``world_size`` is the number of ranks asked for, and for a runtime
             ``services`` says where the stage's replicas go; the model may not be there yet
             (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
+        check_tasks: for recipes, environments and rewards, module-level function
+            ``(settings, context, tasks)`` that raises ``DataError``, with the task's id, for the
+            first task it cannot work with. It is called before anything starts with at most the
+            first 1,000 tasks of each dataset that it will get. Imports nothing heavy.
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
         location: for trainers and generators, module-level function ``(settings)`` that says where
@@ -87,6 +92,7 @@ class Component(Generic[T_co]):
     build: Callable[[Any, BuildContext], T_co]
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
+    check_tasks: Callable[[Any, BuildContext, Sequence[Task]], None] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     location: Callable[[Any], Location] | None = None
     alters_sampling: Callable[[Any], Sequence[str]] | None = None

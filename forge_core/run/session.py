@@ -34,6 +34,7 @@ from forge_core.run.plan import (
     early_context,
 )
 from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.run.tasks import check_tasks
 from forge_core.run.unused import check_evaluation, unused_keys
 from forge_core.watchdog import Watchdog, caller
 
@@ -97,8 +98,9 @@ class RunSession:
         check_sampler(stage, loss)
         check_transport(stage, self.config.runtime.name)
         length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
-        if stage.eval_dataset is not None:
-            self.dataset(stage, "eval_dataset")
+        for section in ("dataset", "eval_dataset"):
+            if getattr(stage, section) is not None:
+                check_tasks(stage, recipe, section, self.dataset(stage, section))
         self._recipes.append(recipe)
         with blaming(stage.recipe, "plan"):
             steps = recipe.plan(stage, length)

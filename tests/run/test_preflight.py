@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forge_core import Component, Forge, Settings, Task, hookimpl
 from forge_core.models.architectures import causal_language_models
 from forge_core.testing.runs import small_config
 
@@ -220,3 +221,69 @@ def test_a_part_of_a_model_that_trainer_titan_does_not_have(
 def test_a_window_that_the_model_does_not_have_for_vllm(refused: Refused) -> None:
     line = refused(small_config(), "generator.use=vllm", "generator.engine.max_model_len=65")
     assert "generator.engine.max_model_len: 65 is more than the 64 positions" in line
+
+
+class OfTasks:
+    """A dataset of the tasks it is given in code."""
+
+    def __init__(self, *tasks: Task) -> None:
+        self.tasks = list(tasks)
+
+    @hookimpl
+    def forge_datasets(self) -> Any:
+        yield Component(
+            name="given",
+            settings=Settings,
+            build=lambda settings, context: self.tasks,
+            summary="tasks from code",
+        )
+
+
+@pytest.mark.parametrize("reward", ["exact_match", "math"])
+@pytest.mark.parametrize("section", ["dataset", "eval_dataset"])
+def test_rewards_that_need_answers_which_the_data_do_not_have(
+    refused: Refused, tmp_path: Path, section: str, reward: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "response": "3"}\n')
+    config = small_config(rewards={"correct": {"use": reward}})
+    config[section] = {"use": "jsonl", "path": str(data)}
+    line = refused(config)
+    assert f"{section}: task 'rows.jsonl:2' has no answer to compare with" in line
+    assert "(rewards.correct, stage 'grpo')" in line
+
+
+def test_answers_are_needed_only_of_tasks_that_are_scored(
+    write_config: Any, run_forge: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "response": "3"}\n')
+    rows = {"use": "jsonl", "path": str(data)}
+    config = small_config(recipe={"use": "sft"}, dataset=rows, eval_dataset=rows)
+    file = str(write_config(config | {"evaluation": {"tasks": 1}}))
+    result = run_forge("run", file, "--dry-run", "generator.procs=1")
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+def test_a_chat_for_a_model_without_chat_template(
+    refused: Refused, tmp_path: Path, recipe: str
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    data.write_text(json.dumps({"messages": chat, "answer": "2"}) + "\n")
+    config = small_config(recipe={"use": recipe}, dataset={"use": "jsonl", "path": str(data)})
+    line = refused(config)
+    assert "dataset: the prompt of task 'rows.jsonl:1' is a chat, but the model's" in line
+
+
+def test_a_row_with_nothing_to_imitate(refused: Refused) -> None:
+    app = Forge(plugins=[OfTasks(Task(id="a", prompt="1+1=", answer="2"), Task("b", "1+2="))])
+    config = small_config(recipe={"use": "sft"}, dataset={"use": "given"})
+    line = refused(config, app=app)
+    assert "dataset: task 'b' has neither response nor answer to imitate" in line
+
+
+def test_rows_that_are_to_be_cut_at_no_length(refused: Refused) -> None:
+    line = refused(small_config(recipe={"use": "sft", "overlong": "truncate"}))
+    assert "recipe.overlong=truncate: does nothing without recipe.max_length" in line

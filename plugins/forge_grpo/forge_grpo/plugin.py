@@ -12,6 +12,7 @@ from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
 from forge_grpo.recipe_settings import GrpoSettings
 from forge_grpo.rewards import exact_match, last_number, thinking
+from forge_grpo.rewards.answers import check_answers
 from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 
 PRESETS = Path(__file__).parent / "presets"
@@ -85,18 +86,21 @@ def forge_rewards() -> Iterable[Component[Reward]]:
         name="exact_match",
         settings=ExactMatchSettings,
         build=exact_match.build,
+        check_tasks=check_answers,
         summary="1 if the completion is the answer",
     )
     yield Component(
         name="last_number",
         settings=last_number.LastNumberSettings,
         build=last_number.build,
+        check_tasks=check_answers,
         summary="1 if the last whole number in the completion is the answer",
     )
     yield Component(
         name="math",
         settings=MathSettings,
         build=_build_math,
+        check_tasks=check_answers,
         summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
     )
     yield Component(
@@ -114,6 +118,7 @@ def forge_environments() -> Iterable[Component[Environment]]:
         settings=single_turn.SingleTurnSettings,
         build=single_turn.build,
         check=single_turn.check,
+        check_tasks=single_turn.check_tasks,
         summary="one prompt, one completion",
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from forge_core import BuildContext, Message, Settings, Task, UsageError
-from forge_core.models.chat_template import lacks_chat_template
+from forge_core.models.template_files import check_prompts, lacks_chat_template
 from forge_core.types import Prompt
 
 
@@ -46,6 +48,13 @@ def check(settings: SingleTurnSettings, context: BuildContext) -> None:
             "environment.system_prompt: makes every prompt a chat, but the model's tokenizer has "
             "no chat template"
         )
+
+
+def check_tasks(settings: SingleTurnSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
+    """Raises:
+    DataError: a prompt is a chat that the model cannot render.
+    """
+    check_prompts(context.model, tasks)
 
 
 def build(settings: SingleTurnSettings, context: BuildContext) -> SingleTurn:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.errors import DataError
 from forge_core.models.folder import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from forge_core.config.sections import ModelSection
+    from forge_core.types import Task
 
 FILES = ("chat_template.jinja", "chat_template.json")
 """Where a template may be, beside ``tokenizer_config.json`` and ``additional_chat_templates/``."""
+
+
+def check_prompts(model: ModelSection, tasks: Sequence[Task]) -> None:
+    """Refuse prompts that are chats where the model's tokenizer has no chat template.
+
+    Raises:
+        DataError: names the first such task.
+    """
+    chat = next((task for task in tasks if not isinstance(task.prompt, str)), None)
+    if chat is not None and lacks_chat_template(model):
+        raise DataError(
+            f"the prompt of task {chat.id!r} is a chat, but the model's tokenizer has no chat "
+            "template; use plain prompts or another model"
+        )
 
 
 def lacks_chat_template(model: ModelSection) -> bool:

@@ -1,0 +1,27 @@
+"""What recipe ``sft`` refuses before anything starts. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forge_core import BuildContext, DataError, Task, UsageError
+from forge_core.models.template_files import check_prompts
+from forge_sft.recipe_settings import SftSettings
+
+
+def check_recipe(settings: SftSettings, context: BuildContext) -> None:
+    """Raises:
+    UsageError: rows are to be cut, and no length is given.
+    """
+    if settings.overlong == "truncate" and settings.max_length is None:
+        raise UsageError("recipe.overlong=truncate: does nothing without recipe.max_length")
+
+
+def check_tasks(settings: SftSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
+    """Raises:
+    DataError: a task has nothing to imitate, or is a chat that the model cannot render.
+    """
+    for task in tasks:
+        if task.response is None and task.answer is None:
+            raise DataError(f"task {task.id!r} has neither response nor answer to imitate")
+    check_prompts(context.model, tasks)

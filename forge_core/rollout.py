@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge_core.errors import DataError, NoRoom, PromptRefused
+from forge_core.models.chat_template import Tools
 from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 from forge_core.seeding import derive_seed
 from forge_core.types import Completion, Episode, Group, Message, Prompt, Sampling, Task, Turn
@@ -72,7 +73,8 @@ async def _rollout_group(
 ) -> Group:
     interactions = [environment.start(task, seed) for _ in range(size)]
     prompt = interactions[0].prompt
-    text, tokens = prompt_text(prompt, tokenizer), encode_prompt(prompt, tokenizer)
+    text = prompt_text(prompt, tokenizer, task.tools)
+    tokens = encode_prompt(prompt, tokenizer, task.tools)
     completions = await generate(tokens, replace(sampling, n=size, seed=seed))
     episodes = [Episode(task, [Turn("prompt", tokens)], text) for _ in range(size)]
     await asyncio.gather(
@@ -126,7 +128,12 @@ async def _play(
         if turn == max_turns:
             break
         reply, conversation = _reply(
-            conversation, text, observation, tokenizer, last_token=completion.tokens[-1]
+            conversation,
+            text,
+            observation,
+            tokenizer,
+            last_token=completion.tokens[-1],
+            tools=episode.task.tools,
         )
         tokens = [*episode.tokens, *reply]
         again = replace(sampling, n=1, seed=derive_seed(seed, "turn", turn))
@@ -145,10 +152,11 @@ def _reply(
     tokenizer: PreTrainedTokenizerBase,
     *,
     last_token: int,
+    tools: Tools,
 ) -> tuple[list[int], Prompt]:
     """Token ids of an observation, and the conversation up to the next completion."""
     if isinstance(conversation, str):
         return encode_text(observation, tokenizer), conversation
     conversation = (*conversation, Message("assistant", completion))
-    reply = encode_reply(conversation, observation, tokenizer, last_token=last_token)
+    reply = encode_reply(conversation, observation, tokenizer, last_token=last_token, tools=tools)
     return reply, (*conversation, Message("user", observation))

@@ -18,10 +18,19 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
+    """One chat message.
+
+    Args:
+        role: who speaks.
+        content: the text; may be empty.
+        extra: further keys for the model's chat template, such as ``tool_calls`` (arguments as a
+            mapping) or ``reasoning_content``. A key that the template does not use is an error when
+            the message is tokenized.
+    """
 
     role: Role
     content: str
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 Prompt = str | tuple[Message, ...]
@@ -36,15 +45,18 @@ class Task:
         id: unique in its dataset and stable over runs.
         prompt: plain text or messages.
         answer: the reference that rewards compare with, or None.
-        response: the text that supervised training imitates; None means ``answer``.
+        response: what supervised training imitates: text, or an assistant's message where it has
+            more than text (``Message.extra``); None means ``answer``.
         metadata: anything else a reward or environment wants.
+        tools: JSON schemas of the functions that a chat may call; the chat template renders them.
     """
 
     id: str
     prompt: Prompt
     answer: str | None = None
-    response: str | None = None
+    response: str | Message | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,13 @@ finish_engines() {
     done
 }
 
+# What pip's resolver cannot be told about the tests.
+finish_dev() {
+    # Only the chat templates in it are read, as files. Its dependencies are not needed.
+    "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" trl \
+        || die "installation failed"
+}
+
 # Install requirement files, unless they were before and nothing has changed since.
 # The stamp holds what the checkout was then, and a line for each file installed.
 install_workspace() {
@@ -88,5 +95,6 @@ install_workspace() {
     (cd "$FORGE_ROOT" && "$FORGE_VENV/bin/pip" install -q -c requirements/constraints.txt "${arguments[@]}") \
         || die "installation failed"
     case " $* " in *" requirements/engines-"*) finish_engines ;; esac
+    case " $* " in *" requirements/dev.txt "*) finish_dev ;; esac
     printf '%s\n' "$wanted" $installed "${missing[@]}" > "$stamp"
 }

@@ -117,7 +117,7 @@ def _print_json(answer: Answer, source: PolicySource) -> None:
     shown = (
         prompt
         if isinstance(prompt, str)
-        else [{"role": message.role, "content": message.content} for message in prompt]
+        else [{"role": m.role, "content": m.content, **m.extra} for m in prompt]
     )
     for text, completion in zip(answer.texts, answer.completions, strict=True):
         row = {

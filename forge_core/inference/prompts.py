@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from forge_core.data.messages import parse_message, parse_tools
 from forge_core.errors import DataError
 from forge_core.models.prompts import encode_prompt
-from forge_core.types import Message, Prompt, Role
+from forge_core.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ class GivenPrompt:
 
     prompt: Prompt
     where: str
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def from_arguments(texts: Sequence[str]) -> list[GivenPrompt]:
@@ -33,7 +35,7 @@ def from_file(path: Path) -> list[GivenPrompt]:
     """One prompt a line; blank lines are left out.
 
     Of ``*.jsonl`` each line is JSON: text, or an object with ``prompt`` (text) or ``messages`` (a
-    chat).
+    chat) and ``tools``.
 
     Raises:
         DataError: the file cannot be read, holds no prompt, or a line is wrong (names the line).
@@ -57,7 +59,7 @@ def from_lines(lines: Iterable[str], name: str, *, is_json: bool = False) -> lis
         if line.strip():
             where = f"{name}:{number}"
             text = line.rstrip("\r\n")
-            prompts.append(GivenPrompt(_from_json(text, where) if is_json else text, where))
+            prompts.append(_from_json(text, where) if is_json else GivenPrompt(text, where))
     if not prompts:
         raise DataError(f"{name}: holds no prompt")
     return prompts
@@ -74,35 +76,30 @@ def encode(given: GivenPrompt, tokenizer: PreTrainedTokenizerBase, *, raw: bool)
     if isinstance(prompt, str) and tokenizer.chat_template and not raw:
         prompt = (Message("user", prompt),)
     try:
-        return encode_prompt(prompt, tokenizer)
+        return encode_prompt(prompt, tokenizer, given.tools)
     except DataError as error:
         raise DataError(f"{given.where}: {error}") from error
 
 
-def _from_json(line: str, where: str) -> Prompt:
+def _from_json(line: str, where: str) -> GivenPrompt:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     if isinstance(row, str):
-        return row
+        return GivenPrompt(row, where)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    if isinstance(row, dict) and row.get("tools"):
+        tools = parse_tools(row["tools"], f"{where}: 'tools'")
     if isinstance(row, dict) and isinstance(row.get("messages"), list) and row["messages"]:
-        return tuple(_message(item, where) for item in row["messages"])
+        # Whether a message is learned is nothing to a prompt.
+        messages = tuple(
+            parse_message(item, f"{where}: messages[{position}]", ignore=("weight",))
+            for position, item in enumerate(row["messages"])
+        )
+        return GivenPrompt(messages, where, tools)
     if isinstance(row, dict) and isinstance(row.get("prompt"), str):
-        return str(row["prompt"])
+        return GivenPrompt(str(row["prompt"]), where, tools)
     raise DataError(
         f'{where}: needs text, or an object with "prompt" (text) or "messages" (a chat)'
-    )
-
-
-def _message(item: object, where: str) -> Message:
-    roles = get_args(Role)
-    if (
-        isinstance(item, dict)
-        and item.get("role") in roles
-        and isinstance(item.get("content"), str)
-    ):
-        return Message(item["role"], item["content"])
-    raise DataError(
-        f"{where}: each of messages needs a role ({', '.join(roles)}) and a content that is text"
     )

@@ -6,29 +6,38 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forge_core.errors import DataError, PromptRefused
+from forge_core.models.chat_template import (
+    PLACEHOLDER,
+    Tools,
+    check_nothing_lost,
+    render,
+    turn_end,
+)
 from forge_core.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PLACEHOLDER = "@@completion@@"
-"""Stands for a completion where only the template's text around it is wanted. A completion's own
-text could be trimmed by the template, be empty, or occur in the template a second time."""
 
-
-def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def encode_prompt(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()
+) -> list[int]:
     """Token ids of a prompt, ready for a completion to follow.
 
     Plain text gets the special tokens the tokenizer itself puts in front (Llama's begin-of-text),
     never those it puts behind; messages are rendered by the chat template, which brings its own.
 
     Raises:
-        PromptRefused: the template refuses the conversation, or the tokenizer has no tokens for the
-            text.
+        PromptRefused: the template refuses the conversation or does not render all of it, there are
+            tools without messages, or the tokenizer has no tokens for the text.
         DataError: messages for a model without chat template.
     """
     if not isinstance(prompt, str):
-        return encode_text(_render(prompt, tokenizer), tokenizer)
+        text = render(prompt, tokenizer, tools=tools)
+        check_nothing_lost(prompt, text, tokenizer, tools=tools)
+        return encode_text(text, tokenizer)
+    if tools:
+        raise PromptRefused("a plain prompt has no place for tools; write it as messages")
     tokens = _encode(prompt, tokenizer, add_special_tokens=True)
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:
         # Either the text ends so, or the tokenizer closes every text; a completion is to follow.
@@ -47,34 +56,21 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return _encode(text, tokenizer, add_special_tokens=False)
 
 
-def encode_response(prompt: Prompt, response: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a whole response to a prompt, with the token that ends it.
-
-    Raises:
-        DataError: the tokenizer has no end-of-sequence token, or no tokens for the text.
-    """
-    end = None if isinstance(prompt, str) else end_of_turn(tokenizer)
-    if end is None:
-        end = tokenizer.eos_token_id
-    if end is None:
-        raise DataError("the model's tokenizer has no end-of-sequence token to learn to stop with")
-    return [*encode_text(response, tokenizer), end]
-
-
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token that the chat template ends an assistant's turn with (``<|im_end|>``).
 
     It may be another than the tokenizer's end-of-sequence token.
 
     Returns:
-        None where there is no chat template, or it ends a turn with ordinary text.
+        None where there is no chat template, it ends a turn with ordinary text, or it refuses
+        messages that are plain text.
     """
     if not tokenizer.chat_template:
         return None
-    turn = [Message("user", "?"), Message("assistant", PLACEHOLDER)]
-    _, _, closing = _render(turn, tokenizer, opens_turn=False).rpartition(PLACEHOLDER)
-    tokens = encode_text(closing.lstrip(), tokenizer)
-    return tokens[0] if tokens and tokens[0] in tokenizer.added_tokens_decoder else None
+    try:
+        return turn_end(tokenizer).token
+    except DataError:  # no chat can be had with it, plain text can
+        return None
 
 
 def encode_reply(
@@ -83,6 +79,7 @@ def encode_reply(
     tokenizer: PreTrainedTokenizerBase,
     *,
     last_token: int,
+    tools: Tools = (),
 ) -> list[int]:
     """Token ids that an environment's answer adds behind a completion of a chat.
 
@@ -95,6 +92,7 @@ def encode_reply(
         observation: the answer.
         tokenizer: of the model.
         last_token: of the completion.
+        tools: of the conversation.
 
     Raises:
         DataError: the template rewrites earlier turns (as those do that drop the reasoning), so
@@ -102,9 +100,9 @@ def encode_reply(
     """
     *earlier, completion = conversation
     answer = Message("user", observation)
-    seen = _render(earlier, tokenizer)
-    whole = _render([*conversation, answer], tokenizer)
-    marked = _render([*earlier, Message("assistant", PLACEHOLDER), answer], tokenizer)
+    seen = render(earlier, tokenizer, tools=tools)
+    whole = render([*conversation, answer], tokenizer, tools=tools)
+    marked = render([*earlier, Message("assistant", PLACEHOLDER), answer], tokenizer, tools=tools)
     _, _, added = marked.rpartition(PLACEHOLDER)
     said = whole.removeprefix(seen).removesuffix(added)
     if seen + said + added != whole or said.strip() != completion.content.strip():
@@ -119,38 +117,14 @@ def encode_reply(
     return encode_text(added, tokenizer)
 
 
-def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+def prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> str:
     """A prompt as the policy sees it, for people and rewards: messages as the template renders
     them, up to where the completion begins.
 
     Raises:
         DataError: as ``encode_prompt``.
     """
-    return prompt if isinstance(prompt, str) else _render(prompt, tokenizer)
-
-
-def _render(
-    messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase, *, opens_turn: bool = True
-) -> str:
-    """A conversation as text with every special token in it, up to the policy's next turn."""
-    if not tokenizer.chat_template:
-        raise DataError(
-            "the task's prompt is a chat, but the model's tokenizer has no chat template; "
-            "use plain prompts or another model"
-        )
-    try:
-        text = tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            tokenize=False,
-            add_generation_prompt=opens_turn,
-        )
-    except Exception as error:  # jinja2's own and whatever a template raises
-        roles = ", ".join(message.role for message in messages)
-        raise PromptRefused(
-            f"the model's chat template refuses a conversation of {roles}: {error}"
-        ) from error
-    assert isinstance(text, str)
-    return text
+    return prompt if isinstance(prompt, str) else render(prompt, tokenizer, tools=tools)
 
 
 def _encode(

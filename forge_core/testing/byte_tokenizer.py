@@ -22,6 +22,7 @@ def byte_tokenizer(
     eos: str = "<|im_end|>",
     pad: str = "<|pad|>",
     merges: Sequence[tuple[str, str]] = (),
+    added: Sequence[str] = (),
     appends_eos: bool = False,
 ) -> PreTrainedTokenizerBase:
     """A tokenizer with one token for each byte.
@@ -33,6 +34,7 @@ def byte_tokenizer(
         pad: its padding token; may be ``eos``.
         merges: pairs that become one token, so that text does not tell its tokens any more: with
             ("a", "b") a sampled "a", "b" decodes to text that encodes to "ab".
+        added: further special tokens, such as those of a chat template.
         appends_eos: put ``eos`` behind every text too.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -43,7 +45,9 @@ def byte_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = dict.fromkeys(["<|im_start|>", "<|im_end|>", pad, eos, *([bos] if bos else [])])
+    special = dict.fromkeys(
+        ["<|im_start|>", "<|im_end|>", pad, eos, *([bos] if bos else []), *added]
+    )
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     if bos or appends_eos:
         around = [*([bos] if bos else []), "$A", *([eos] if appends_eos else [])]

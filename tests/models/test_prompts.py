@@ -1,20 +1,19 @@
-"""Prompts, responses and replies as tokens."""
+"""Prompts and replies as tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge_core import DataError, Message
 from forge_core.models.characters import character_tokenizer
+from forge_core.models.chat_template import PLACEHOLDER
 from forge_core.models.folder import load_tokenizer
 from forge_core.models.prompts import (
-    PLACEHOLDER,
     encode_prompt,
     encode_reply,
-    encode_response,
     encode_text,
     end_of_turn,
     prompt_text,
@@ -49,6 +48,11 @@ FILLS_LAST_TURN = CHATML.replace(
 STRICT = (
     "{% if messages[0].role != 'user' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
 )
+
+IN_PARTS = CHATML.replace(
+    "{{ message.content }}", "{% for part in message.content %}{{ part.text }}{% endfor %}"
+)
+"""As those of vision models do: a content is a list of parts, and text is dropped."""
 
 SPACED = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
@@ -97,6 +101,93 @@ def test_a_chat_without_template_is_an_error() -> None:
         encode_prompt(CHAT, byte_tokenizer(chat_template=None))
 
 
+@pytest.mark.parametrize(
+    ("template", "index", "role"),
+    [
+        (IN_PARTS, 0, "system"),
+        ("{{ messages[-1].content }}", 0, "system"),
+        ("{{ messages[0].content }}", 1, "user"),
+    ],
+)
+def test_a_template_that_drops_a_message_is_an_error(template: str, index: int, role: str) -> None:
+    tokenizer = byte_tokenizer(chat_template=template)
+    expected = rf"does not use the content of messages\[{index}\] \({role}\)"
+    with pytest.raises(DataError, match=expected):
+        encode_prompt(CHAT, tokenizer)
+
+
+@pytest.mark.parametrize("template", [TRIMS, CHATML.replace("content }}", "content | tojson }}")])
+def test_a_template_may_trim_and_escape(template: str) -> None:
+    tokenizer = byte_tokenizer(chat_template=template)
+    encode_prompt((Message("user", ' "1+1"?\n'),), tokenizer)
+
+
+def test_thoughts_of_earlier_turns_may_be_dropped() -> None:
+    tokenizer = byte_tokenizer(chat_template=FORGETS_REASONING)
+    chat = (*CHAT, Message("assistant", "<think>one and one</think>2"), Message("user", "Sure?"))
+    assert "one and one" not in decode(encode_prompt(chat, tokenizer), tokenizer)
+
+
+KNOWS = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    + CHATML.replace(
+        "{{ message.content }}",
+        "{% if message.thinking and loop.last %}<think>{{ message.thinking }}</think>{% endif %}"
+        "{{ message.content }}{{ message.tool_calls[0] | tojson if message.tool_calls }}",
+    )
+)
+"""Uses tools, the first tool call, and the thought of the last message."""
+
+TOOLS = ({"type": "function", "function": {"name": "add"}},)
+
+
+def call(*names: str) -> dict[str, Any]:
+    return {"tool_calls": [{"function": {"name": name, "arguments": {}}} for name in names]}
+
+
+def test_what_the_template_knows_is_rendered() -> None:
+    tokenizer = byte_tokenizer(chat_template=KNOWS)
+    chat = (
+        *CHAT,
+        Message("assistant", "", call("add")),
+        Message("tool", "2", {"tool_call_id": "1", "name": "add"}),
+    )
+    text = decode(encode_prompt(chat, tokenizer, TOOLS), tokenizer)
+    assert text.startswith("<|im_start|>tools\n[")
+    assert '"name": "add"' in text.split("assistant", 1)[1]
+    assert text == prompt_text(chat, tokenizer, TOOLS)
+
+
+def test_a_thought_that_is_used_in_the_last_message_may_be_dropped_in_earlier_ones() -> None:
+    tokenizer = byte_tokenizer(chat_template=KNOWS)
+    chat = (*CHAT, Message("assistant", "2", {"thinking": "one and one"}), *CHAT)
+    assert "one and one" not in decode(encode_prompt(chat, tokenizer), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ({"reasoning_content": "one and one"}, r"'reasoning_content' of messages\[2\]"),
+        ({"name": "ann"}, r"'name' of messages\[2\] \(assistant\)"),
+        (call("add", "sub"), r"all of 'tool_calls' of messages\[2\]"),
+    ],
+)
+def test_a_key_that_the_template_does_not_know_is_an_error(
+    extra: dict[str, Any], expected: str
+) -> None:
+    tokenizer = byte_tokenizer(chat_template=KNOWS)
+    chat = (*CHAT, Message("assistant", "2", extra), Message("user", "Sure?"))
+    with pytest.raises(DataError, match="does not use " + expected):
+        encode_prompt(chat, tokenizer)
+
+
+def test_tools_that_would_not_be_rendered_are_an_error() -> None:
+    with pytest.raises(DataError, match="does not use 'tools'"):
+        encode_prompt(CHAT, byte_tokenizer(), TOOLS)
+    with pytest.raises(DataError, match="a plain prompt has no place for tools"):
+        encode_prompt("1+1=", byte_tokenizer(), TOOLS)
+
+
 def test_a_template_that_refuses_is_quoted() -> None:
     tokenizer = byte_tokenizer(chat_template=STRICT)
     with pytest.raises(DataError, match="refuses a conversation of system, user: no system role"):
@@ -111,32 +202,24 @@ def test_text_without_tokens_is_shown() -> None:
         encode_text("1" * 90 + "x", tokenizer)
 
 
-# Responses.
-
-
-def test_a_plain_response_ends_with_the_end_of_sequence() -> None:
-    tokenizer = byte_tokenizer(bos="<s>", eos="</s>", appends_eos=True)
-    assert decode(encode_response("1+1=", "2", tokenizer), tokenizer) == "2</s>"
+# The end of a turn.
 
 
 @pytest.mark.parametrize("eos", ["<|im_end|>", "<|endoftext|>"])
-def test_a_chats_response_ends_as_the_template_ends_a_turn(eos: str) -> None:
+def test_the_template_says_what_ends_a_turn(eos: str) -> None:
     tokenizer = byte_tokenizer(eos=eos)
-    assert decode(encode_response(CHAT, "2", tokenizer), tokenizer) == "2<|im_end|>"
+    assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
-def test_a_template_without_an_end_token_leaves_the_end_of_sequence() -> None:
+def test_a_template_without_an_end_token_has_no_end_of_turn() -> None:
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    tokenizer = byte_tokenizer(chat_template=plain, eos="</s>")
-    assert end_of_turn(tokenizer) is None
-    assert decode(encode_response(CHAT, "2", tokenizer), tokenizer) == "2</s>"
+    assert end_of_turn(byte_tokenizer(chat_template=plain, eos="</s>")) is None
 
 
-def test_a_tokenizer_without_any_end_cannot_be_taught_to_stop() -> None:
-    tokenizer = byte_tokenizer(chat_template=None)
-    tokenizer.eos_token = None
-    with pytest.raises(DataError, match="no end-of-sequence token to learn"):
-        encode_response("1+1=", "2", tokenizer)
+@pytest.mark.parametrize("template", [IN_PARTS, "{{ raise_exception('no') }}"])
+def test_a_template_that_takes_no_plain_text_has_no_end_of_turn(template: str) -> None:
+    # The first special token of the rendering was taken for it.
+    assert end_of_turn(byte_tokenizer(chat_template=template)) is None
 
 
 # Replies.

@@ -202,12 +202,30 @@ def test_text_is_a_users_message_where_there_is_a_template(
 
 
 @pytest.mark.parametrize(
+    ("row", "lost"),
+    [
+        ({"messages": [{"role": "user", "content": "hi", "name": "ann"}]}, "'name' of messages[0]"),
+        ({"messages": [{"role": "user", "content": "hi"}], "tools": [{"name": "add"}]}, "'tools'"),
+    ],
+)
+def test_what_the_template_does_not_use_is_named(
+    chat_model: Path, tmp_path: Path, row: dict[str, Any], lost: str
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(row))
+    result = generate(chat_model, "--input", path)
+    assert result.exit_code == 2
+    assert f"{path}:1: the model's chat template does not use {lost}" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("line", "problem"),
     [
         ("{", "not JSON"),
         ("3", 'needs text, or an object with "prompt" (text) or "messages" (a chat)'),
         ('{"messages": [{"role": "boss", "content": "x"}]}', "needs a role (system, user,"),
         ('{"messages": [{"role": "user"}]}', "a content that is text"),
+        ('{"prompt": "x", "tools": [{"name": "add"}]}', "a plain prompt has no place for tools"),
     ],
 )
 def test_a_wrong_line_is_named(tiny_model: Path, tmp_path: Path, line: str, problem: str) -> None:

@@ -19,7 +19,7 @@ from forge_core.protocols import Dataset
 from forge_core.testing.conformance.prompts import check_prompt
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
-from forge_core.types import Task
+from forge_core.types import Message, Task
 
 
 class DatasetConformance(Suite):
@@ -57,8 +57,12 @@ class DatasetConformance(Suite):
             task = dataset[index]
             assert isinstance(task, Task), f"item {index} is no Task"
             check_prompt(task.prompt, f"item {index}")
-            for text in (task.answer, task.response):
-                assert text is None or isinstance(text, str), f"item {index}: {text!r} is no text"
+            assert task.answer is None or isinstance(task.answer, str), (
+                f"item {index}: {task.answer!r} is no text"
+            )
+            assert task.response is None or isinstance(task.response, str | Message), (
+                f"item {index}: {task.response!r} is neither text nor a message"
+            )
 
     def test_ids_are_unique(self, dataset: Dataset, indices: Sequence[int]) -> None:
         ids = [dataset[index].id for index in indices]

@@ -41,7 +41,7 @@ def _longest(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[Task
     for index in range(len(dataset)):
         task = dataset[index]
         try:
-            tokens = encode_prompt(task.prompt, tokenizer)
+            tokens = encode_prompt(task.prompt, tokenizer, task.tools)
             if not tokens:
                 raise PromptRefused("the prompt is empty")
         except PromptRefused as error:

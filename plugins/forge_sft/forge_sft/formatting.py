@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from forge_core import DataError, Task, TrainSequence
-from forge_core.models.prompts import encode_prompt, encode_response
+from forge_core.models.examples import encode_example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,10 +18,10 @@ def to_sequence(
     max_length: int | None = None,
     overlong: Literal["drop", "truncate"] = "drop",
 ) -> TrainSequence | None:
-    """Prompt tokens, response tokens, the token that ends it; the loss is on the last two.
+    """Prompt tokens, response tokens, the tokens that end it; the loss is on all but the first.
 
-    Prompt and response are tokenized apart, as they are at inference, where the prompt's tokens
-    stand before the first response token is sampled. The mask comes from their lengths.
+    A chat becomes what the model's chat template renders (``forge_core.models.examples``). The mask
+    comes from lengths.
 
     Args:
         task: with a response, or an answer that serves as one.
@@ -33,16 +33,16 @@ def to_sequence(
         None where the row is left out: too long, or nothing of the response would remain.
 
     Raises:
-        DataError: the task has no response, the tokenizer no end-of-sequence token, or the prompt
-            not one token.
+        DataError: the task has no response, or cannot be tokenized; names the task.
     """
     response = task.response if task.response is not None else task.answer
     if response is None:
         raise DataError(f"task {task.id!r} has neither response nor answer to imitate")
-    prompt = encode_prompt(task.prompt, tokenizer)
-    if not prompt:
-        raise DataError(f"task {task.id!r}: the prompt has no token for a response to follow")
-    learned = encode_response(task.prompt, response, tokenizer)
+    try:
+        example = encode_example(task.prompt, response, tokenizer, task.tools)
+    except DataError as error:
+        raise DataError(f"task {task.id!r}: {error}") from error
+    prompt, learned = example.given, example.learned
     if max_length is not None and len(prompt) + len(learned) > max_length:
         if overlong == "drop" or len(prompt) >= max_length:
             return None

@@ -137,7 +137,7 @@ def test_nothing_to_imitate_is_an_error() -> None:
 
 
 def test_nothing_to_follow_is_an_error() -> None:
-    with pytest.raises(DataError, match="task 't': the prompt has no token"):
+    with pytest.raises(DataError, match="the prompt has no token"):
         to_sequence(Task("t", "", response="2"), byte_tokenizer())
     tokenizer = byte_tokenizer(bos="<s>")
     assert given_and_learned(row(Task("t", "", response="2"), tokenizer), tokenizer)[0] == "<s>"

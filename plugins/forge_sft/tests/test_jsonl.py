@@ -38,7 +38,7 @@ class TestJsonl(DatasetConformance):
 def load(tmp_path: Path) -> Callable[..., list[Task]]:
     """``load(*lines, **settings)``: the tasks of a file of these lines."""
 
-    def load(*lines: str | dict[str, Any] | bytes, **settings: str) -> list[Task]:
+    def load(*lines: str | dict[str, Any] | bytes, **settings: Any) -> list[Task]:
         file = tmp_path / "rows.jsonl"
         encoded = [
             line
@@ -82,6 +82,15 @@ def test_fields_may_be_called_otherwise(load: Callable[..., list[Task]]) -> None
     assert task.metadata == {"prompt": "not this"}
 
 
+def test_an_input_beside_an_instruction_is_not_lost(load: Callable[..., list[Task]]) -> None:
+    row = {"instruction": "Add.", "input": "1+1", "output": "2"}
+    names: dict[str, Any] = {"prompt": "instruction", "response": "output"}
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: 'input' would be lost"):
+        load(row, **names)
+    assert load({**row, "input": ""}, **names)[0].prompt == "Add."
+    assert load(row, **names, ignore=["input"])[0].metadata == {"input": "1+1"}
+
+
 def test_null_is_the_same_as_missing(load: Callable[..., list[Task]]) -> None:
     (task,) = load({"prompt": "1+1=", "response": None, "answer": "2", "messages": None, "x": None})
     assert task == Task("rows.jsonl:1", "1+1=", answer="2")
@@ -93,7 +102,7 @@ def test_a_chat(load: Callable[..., list[Task]]) -> None:
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": "2"},
         {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": "Yes.", "name": "ann"},
+        {"role": "assistant", "content": "Yes.", "refusal": None, "annotations": []},
     ]
     (task,) = load({"messages": chat, "prompt": "1+1?", "answer": "2", "level": 5})
     assert isinstance(task.prompt, tuple)
@@ -107,6 +116,78 @@ def test_a_chat_may_end_with_the_user_where_an_answer_is_known(
 ) -> None:
     (task,) = load({"messages": [{"role": "user", "content": "1+1?"}], "answer": "2"})
     assert task == Task("rows.jsonl:1", (Message("user", "1+1?"),), answer="2")
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def test_tool_calls_reasoning_and_tools_are_kept(load: Callable[..., list[Task]]) -> None:
+    chat = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "2", "thinking": "easy"},
+    ]
+    tasks = load(
+        {"messages": chat, "tools": [TOOL]}, {"messages": chat, "tools": json.dumps([TOOL])}
+    )
+    for task in tasks:
+        assert task.tools == (TOOL,)
+        assert task.metadata == {}
+        call, result = task.prompt[1:]
+        assert isinstance(call, Message)
+        # Templates want the arguments as an object; OpenAI's format has them as JSON text.
+        parsed = {**CALL, "function": {"name": "add", "arguments": {"a": 1}}}
+        assert (call.content, call.extra) == (
+            "",
+            {"tool_calls": [parsed], "reasoning_content": "hm"},
+        )
+        assert result == Message("tool", "2", {"tool_call_id": "c1"})
+        assert task.response == Message("assistant", "2", {"thinking": "easy"})
+
+
+def weighted(*weights: int | None) -> list[dict[str, Any]]:
+    """A chat whose assistant messages have these weights; None: no weight."""
+    chat = []
+    for number, weight in enumerate(weights):
+        chat += [
+            {"role": "user", "content": f"question {number}"},
+            {"role": "assistant", "content": f"answer {number}"},
+        ]
+        if weight is not None:
+            chat[-1]["weight"] = weight
+    return chat
+
+
+@pytest.mark.parametrize(
+    ("weights", "learned"),
+    [((0, 1), 1), ((0, None), 1), ((1, 0), 0), ((None, 0, 0), 0), ((0, 1, 0), 1), ((1,), 0)],
+)
+def test_a_message_of_weight_0_is_not_learned(
+    load: Callable[..., list[Task]], weights: tuple[int | None, ...], learned: int
+) -> None:
+    (task,) = load({"messages": weighted(*weights)})
+    assert task.response == f"answer {learned}"
+    assert len(task.prompt) == 2 * learned + 1
+    assert not any(message.extra for message in task.prompt if isinstance(message, Message))
+
+
+def test_what_is_to_be_ignored_is_said(load: Callable[..., list[Task]]) -> None:
+    chat = weighted(1, 1)
+    chat[0]["timestamp"] = 5
+    (task,) = load(
+        {"messages": chat, "system": "linux", "tools": "hammer"},
+        ignore=["weight", "timestamp", "system", "tools"],
+    )
+    assert task.response == "answer 1"
+    assert task.metadata == {"system": "linux", "tools": "hammer"}
+    assert not any(message.extra for message in task.prompt if isinstance(message, Message))
+
+
+def test_other_fields_that_are_empty_are_no_matter(load: Callable[..., list[Task]]) -> None:
+    (task,) = load({"prompt": "?", "response": "!", "system": "", "tools": [], "images": []})
+    assert task.response == "!"
 
 
 USER = {"role": "user", "content": "?"}
@@ -138,6 +219,24 @@ SPOKEN = {"role": "assistant", "content": "!"}
         ({"messages": [USER]}, "'messages' has no assistant message at its end to imitate, and"),
         ({"messages": [SPOKEN]}, "'messages' has nothing before the response"),
         ({"messages": [USER, SPOKEN], "answer": 5}, "'answer' is to be text, not int"),
+        ({"messages": weighted(0)}, "messages: every assistant message has weight 0, so"),
+        ({"messages": weighted(1, 1)}, "messages[1] has weight 1, but of a row only the last"),
+        ({"messages": weighted(0.5)}, "messages[1]: weight is 0.5; 0 and 1 are allowed"),
+        ({"messages": [{**USER, "weight": 1}, SPOKEN]}, "messages[0] has weight 1, but of a row"),
+        ({"messages": [USER, {**SPOKEN, "tool_calls": "add"}]}, "messages[1]: 'tool_calls' must"),
+        ({"messages": [USER, {**SPOKEN, "tool_calls": [{}]}]}, "messages[1]: each of 'tool_calls'"),
+        (
+            {"messages": [USER, {**SPOKEN, "tool_calls": [{"name": "f", "arguments": "x"}]}]},
+            "messages[1]: the arguments of 'f' must be a JSON object",
+        ),
+        ({"messages": [USER, SPOKEN], "tools": "hammer"}, "'tools' must be a list of JSON schemas"),
+        ({"prompt": "?", "response": "!", "tools": [TOOL]}, "'tools' needs a chat in 'messages'"),
+        (
+            {"prompt": "?", "response": "!", "system": "Be brief."},
+            "'system' is not used, and other",
+        ),
+        ({"messages": [USER, SPOKEN], "images": ["a.png"]}, "'images' is not used, and other"),
+        ({"prompt": "?", "answer": "!", "completion": "?!"}, "'completion' is not used, and other"),
     ],
     ids=str,
 )

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from forge_core import BuildContext, DataError, Message, Settings, Task
+from forge_core.data.messages import parse_message, parse_tools
 
-ROLES = ("system", "user", "assistant", "tool")
+OF_OTHER_FORMATS = frozenset(
+    {
+        *("system", "history", "functions", "function_call", "chat_template_kwargs", "documents"),
+        *("image", "images", "video", "videos", "audio", "audios"),
+        *("weight", "completion"),
+    }
+)
+"""Fields of a row that other formats show to the model or train with, and that this one does not
+know. Left out without a word, they would make other training data of the same file."""
 
 
 class JsonlSettings(Settings):
@@ -24,6 +35,14 @@ class JsonlSettings(Settings):
         "messages",
         description="field with a chat, which counts before a prompt where a line has both; an "
         "assistant message at its end is the response",
+    )
+    tools: str = Field(
+        "tools", description="field with JSON schemas of the functions that a chat may call"
+    )
+    ignore: tuple[str, ...] = Field(
+        (),
+        description="keys to leave out of messages, and fields of a row to keep as task metadata, "
+        "that would be refused because they could mean something to the model",
     )
 
 
@@ -76,6 +95,14 @@ class Jsonl:
     def _plain(self, row: dict[str, Any], number: int) -> Task:
         names, where = self.settings, self._where(number)
         prompt = _text(row, names.prompt, where)
+        metadata = self._others(row, where, names.prompt, names.response, names.answer)
+        if row.get(names.tools) and names.tools not in names.ignore:
+            raise DataError(f"{where}: {names.tools!r} needs a chat in {names.messages!r}")
+        if names.prompt == "instruction" and row.get("input") and "input" not in names.ignore:
+            raise DataError(
+                f"{where}: 'input' would be lost beside 'instruction'; join the two, or name it in "
+                "dataset.ignore"
+            )
         if names.response not in row and names.answer not in row:
             raise DataError(
                 f"{where}: neither {names.response!r} nor {names.answer!r} "
@@ -86,7 +113,7 @@ class Jsonl:
             prompt=prompt,
             response=_text(row, names.response, where) if names.response in row else None,
             answer=_text(row, names.answer, where) if names.answer in row else None,
-            metadata=_others(row, names.prompt, names.response, names.answer),
+            metadata=metadata,
         )
 
     def _chat(self, row: dict[str, Any], number: int) -> Task:
@@ -95,10 +122,11 @@ class Jsonl:
         if not isinstance(chat, list) or not chat:
             raise DataError(f"{where}: {names.messages!r} is to be a list of messages")
         messages = [
-            _message(message, f"{where}: {names.messages}[{position}]")
+            parse_message(message, f"{where}: {names.messages}[{position}]", ignore=names.ignore)
             for position, message in enumerate(chat)
         ]
-        response = messages.pop().content if messages[-1].role == "assistant" else None
+        messages = _learned_last(messages, f"{where}: {names.messages}")
+        response = messages.pop() if messages[-1].role == "assistant" else None
         answer = _text(row, names.answer, where) if names.answer in row else None
         if response is None and answer is None:
             raise DataError(
@@ -107,13 +135,35 @@ class Jsonl:
             )
         if not messages:
             raise DataError(f"{where}: {names.messages!r} has nothing before the response")
+        known = [names.messages, names.answer]
+        tools: tuple[Mapping[str, Any], ...] = ()
+        if row.get(names.tools) and names.tools not in names.ignore:
+            tools = parse_tools(row[names.tools], f"{where}: {names.tools!r}")
+            known.append(names.tools)
         return Task(
             id=self._id(number),
             prompt=tuple(messages),
-            response=response,
+            # A message that is nothing but text is that text.
+            response=response.content if response and not response.extra else response,
             answer=answer,
-            metadata=_others(row, names.messages, names.answer),
+            metadata=self._others(row, where, *known),
+            tools=tools,
         )
+
+    def _others(self, row: dict[str, Any], where: str, *known: str) -> dict[str, Any]:
+        """The fields that are left, for rewards and environments.
+
+        Raises:
+            DataError: one of them is for the model in other formats.
+        """
+        others = {key: value for key, value in row.items() if key not in known}
+        for key in OF_OTHER_FORMATS & others.keys() - set(self.settings.ignore):
+            if others[key] not in ("", [], {}):
+                raise DataError(
+                    f"{where}: {key!r} is not used, and other tools show it to the model or train "
+                    f"with it; take it out, or keep it as metadata with dataset.ignore=[{key}]"
+                )
+        return others
 
     def _where(self, number: int) -> str:
         return f"{self.settings.path}:{number}"
@@ -123,18 +173,43 @@ class Jsonl:
         return f"{self.settings.path.name}:{number}"
 
 
-def _message(message: object, where: str) -> Message:
-    if (
-        isinstance(message, dict)
-        and message.get("role") in ROLES
-        and isinstance(message.get("content"), str)
-    ):
-        return Message(message["role"], message["content"])
-    raise DataError(f"{where} needs a role ({', '.join(ROLES)}) and a content that is text")
+def _learned_last(messages: list[Message], where: str) -> list[Message]:
+    """The messages up to the one that is learned, without their weights.
 
+    That is the last one, or where assistant messages at the end have ``weight: 0`` (as in OpenAI's
+    format: not to be learned), the last one before them that has not.
 
-def _others(row: dict[str, Any], *known: str) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in known}
+    Raises:
+        DataError: a weight is neither 0 nor 1, asks for a message that is not learned, or leaves
+            nothing to learn; names the message.
+    """
+    weights = [message.extra.get("weight") for message in messages]
+    if not any(weight is not None for weight in weights):
+        return messages
+    end = len(messages)
+    if messages[-1].role == "assistant" and weights[-1] == 0:
+        learnable = (
+            i for i in reversed(range(end)) if messages[i].role == "assistant" and weights[i] != 0
+        )
+        end = next(learnable, -1) + 1
+        if not end:
+            raise DataError(
+                f"{where}: every assistant message has weight 0, so there is nothing to learn"
+            )
+    for index, (message, weight) in enumerate(zip(messages, weights, strict=True)):
+        if weight is None or weight == 0:
+            continue
+        if weight != 1:
+            raise DataError(f"{where}[{index}]: weight is {weight!r}; 0 and 1 are allowed")
+        if index != end - 1 or message.role != "assistant":
+            raise DataError(
+                f"{where}[{index}] has weight 1, but of a row only the last assistant message is "
+                "learned; write a row for each, or leave weights out with dataset.ignore=[weight]"
+            )
+    return [
+        replace(m, extra={key: value for key, value in m.extra.items() if key != "weight"})
+        for m in messages[:end]
+    ]
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:

@@ -13,7 +13,8 @@ from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, Reinforce
 from forge_grpo.recipe_settings import GrpoSettings
 from forge_grpo.rewards import exact_match, last_number, thinking
 from forge_grpo.rewards.answers import check_answers
-from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
+from forge_grpo.rewards.math_component import MATH
+from forge_grpo.rewards.settings import ExactMatchSettings, ThinkingSettings
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -40,12 +41,6 @@ def _build_reinforce(settings: ReinforceSettings, context: BuildContext) -> Loss
     from forge_grpo.losses.reinforce import Reinforce
 
     return Reinforce(settings)
-
-
-def _build_math(settings: MathSettings, context: BuildContext) -> Reward:
-    from forge_grpo.rewards.math import Math
-
-    return Math(settings)
 
 
 @hookimpl
@@ -96,13 +91,7 @@ def forge_rewards() -> Iterable[Component[Reward]]:
         check_tasks=check_answers,
         summary="1 if the last whole number in the completion is the answer",
     )
-    yield Component(
-        name="math",
-        settings=MathSettings,
-        build=_build_math,
-        check_tasks=check_answers,
-        summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
-    )
+    yield MATH
     yield Component(
         name="thinking",
         settings=ThinkingSettings,

@@ -7,9 +7,12 @@ from pydantic import ValidationError
 
 from forge_core import DataError, RewardSample, Task
 from forge_core.protocols import Reward
+from forge_core.testing.context import bare_context
+from forge_grpo.rewards import math_component
 from forge_grpo.rewards.exact_match import ExactMatch
 from forge_grpo.rewards.last_number import LastNumber
 from forge_grpo.rewards.math import Math
+from forge_grpo.rewards.math_component import check_tasks
 from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 from forge_grpo.rewards.thinking import Thinking
 
@@ -279,20 +282,41 @@ def test_math_pays_nothing_for_an_answer_that_was_cut_off() -> None:
     assert Math(MathSettings())(cut) == 0.0
 
 
+def test_math_pays_for_each_answer_as_its_own_completion() -> None:
+    more = ["1,2", "3 or 4", r"x \in [1,2)", "10^{20}", "n(n+1)/2"]
+    answers = [*(answer for _, answer in RIGHT), *more]
+    tasks = [Task(f"rows.jsonl:{row}", "?", answer=text) for row, text in enumerate(answers)]
+    check_tasks(MathSettings(), bare_context(), tasks)
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [*(answer for _, answer in RIGHT), "1,2", "3 or 4", r"x \in [1,2)", "10^{20}", "n(n+1)/2"],
+    ("answer", "said"),
+    [
+        ("???", "answer '???' is no mathematics"),
+        (r"\frac{1}{0}", r"answer '\\frac{1}{0}' earns nothing as its own completion"),
+        (None, "has no answer to compare with"),
+    ],
 )
-def test_math_pays_for_an_answer_as_its_own_completion(answer: str) -> None:
-    Math(MathSettings()).check(Task("t", "?", answer=answer))
+def test_math_refuses_an_answer_that_does_not_pay_before_a_run(
+    answer: str | None, said: str
+) -> None:
+    rows = ["46", "Paris", r"\frac{1}{2}", answer, "1e6", r"\sqrt{2}"]
+    tasks = [Task(f"rows.jsonl:{row}", "?", answer=text) for row, text in enumerate(rows, 1)]
+    with pytest.raises(DataError) as caught:
+        check_tasks(MathSettings(), bare_context(), tasks)
+    assert str(caught.value) == f"task 'rows.jsonl:4'{'' if answer is None else ':'} {said}"
+
+
+def test_plain_numbers_and_words_cost_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_component, "try_reward", None)
+    answers = ["46", "-1.5e-3", "1,234", "Paris", "so 48/2 = 24\n#### 24"]
+    check_tasks(MathSettings(), bare_context(), [Task("t", "?", answer=text) for text in answers])
 
 
 @pytest.mark.parametrize("answer", ["", "???", "#", "-"])
 def test_math_refuses_a_reference_that_is_no_mathematics(answer: str) -> None:
     with pytest.raises(DataError, match=r"task 't': answer .* is no mathematics"):
         judge(Math(MathSettings()), "5", answer)
-    with pytest.raises(DataError, match=r"task 't': answer .* is no mathematics"):
-        Math(MathSettings()).check(Task("t", "?", answer=answer))
 
 
 @pytest.mark.parametrize("reward", [ExactMatch(ExactMatchSettings()), Math(MathSettings())])

@@ -91,6 +91,20 @@ def is_worded(text: str) -> bool:
     return bool(has_words(text) or CLOCK.search(text) or LETTER.fullmatch(text.strip()))
 
 
+def is_words(answer: str) -> bool:
+    """Whether an answer can be nothing but words: no symbol (``x``, ``ab``), no quantity."""
+    words = words_of(answer)
+    if not (is_worded(answer) or is_worded(words)):
+        return False
+    return len(words) > 3 and not any(letter.isdigit() for letter in words)
+
+
+def last_part(answer: str) -> str:
+    """The final answer of a reference that is a whole solution in the form of GSM8K."""
+    _, marker, final = answer.rpartition("####")
+    return final.strip() if marker else answer.strip()
+
+
 def has_words(text: str) -> bool:
     """Whether there is a word in it that names no function or command."""
     return any(not FUNCTION.fullmatch(word) for word in WORD.findall(COMMAND.sub("", text)))

@@ -68,20 +68,6 @@ class Math:
         inside = final_answer.tagged(text, self.answer_tag, cut_off=cut_off)
         return float(self._equal(reference, text if inside is None else inside))
 
-    def check(self, task: Task) -> None:
-        """Refuse a task whose own answer would earn nothing as a completion.
-
-        Raises:
-            DataError: there is no answer, it cannot be read, or it does not equal itself.
-        """
-        reference = _task_reference(task)
-        answer = _last_line(task.answer or "")
-        if not (self._equal(reference, answer) or self._equal(reference, f"${answer}$")):
-            raise DataError(
-                f"task {task.id!r}: answer {task.answer!r} earns nothing as its own completion; "
-                f"it is read as {', '.join(map(str, reference.formulas))}"
-            )
-
     def _equal(self, reference: Reference, text: str) -> bool:
         text = final_answer.tidy(text)
         if reference.words is not None and final_answer.same_words(text, reference.words):
@@ -124,23 +110,17 @@ def _task_reference(task: Task) -> Reference:
 @lru_cache(maxsize=4096)
 def _reference(answer: str) -> Reference | None:
     """The reference answer, which is read whole: ``3x`` is no 3, and ``10:30`` no 10."""
-    answer = final_answer.tidy(_last_line(answer))
+    answer = final_answer.tidy(final_answer.last_part(answer))
     number = final_answer.number(answer)
     if number is not None:
         return Reference(number, None, tuple(_whole(final_answer.decimal(number))))
-    words = final_answer.words_of(answer)
-    if final_answer.is_worded(answer) or final_answer.is_worded(words):
-        # What may be a symbol or a quantity as well counts as either.
-        may_be_formula = len(words) <= 3 or any(letter.isdigit() for letter in words)
-        return Reference(None, answer, tuple(_whole(answer)) if may_be_formula else ())
+    if final_answer.is_words(answer):
+        return Reference(None, answer, ())
+    if final_answer.is_worded(answer) or final_answer.is_worded(final_answer.words_of(answer)):
+        # It may be a symbol or a quantity as well, and counts as either.
+        return Reference(None, answer, tuple(_whole(answer)))
     formulas = tuple(_whole(answer) or _parse(answer))
     return Reference(None, None, formulas) if formulas else None
-
-
-def _last_line(answer: str) -> str:
-    """The final answer of a reference that is a whole solution in the form of GSM8K."""
-    _, marker, final = answer.rpartition("####")
-    return final.strip() if marker else answer.strip()
 
 
 def _final_expressions(text: str) -> list[Any]:

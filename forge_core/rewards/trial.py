@@ -1,0 +1,66 @@
+"""One reward over some samples before a run, in a process that can be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forge_core.component import BuildContext, Selection
+from forge_core.errors import RunFailed
+from forge_core.processes.frames import dumps
+from forge_core.protocols import Reward
+from forge_core.rewards.frames import pack
+from forge_core.rewards.process import ProcessLost, Result, RewardProcess
+from forge_core.types import RewardSample
+
+
+def try_reward(
+    selection: Selection[Reward],
+    context: BuildContext,
+    samples: Sequence[RewardSample],
+    *,
+    deadline: float,
+) -> list[Result]:
+    """Judge samples as a run would, and wait for the results; a process is gone when this returns.
+
+    Args:
+        selection: the reward.
+        context: what it is built with.
+        samples: to judge.
+        deadline: seconds for each.
+
+    Returns:
+        for each sample its reward, or why there is none.
+
+    Raises:
+        ForgeError: the reward cannot be built.
+        RunFailed: its process does not start.
+    """
+    opening = dumps(({"reward": dumps(selection)}, dumps(context)))
+    results: list[Result] = []
+    while len(results) < len(samples):
+        process = RewardProcess(opening, log=None)
+        try:
+            _judge_rest(process, samples, results, deadline)
+        finally:
+            process.close()
+    return results
+
+
+def _judge_rest(
+    process: RewardProcess,
+    samples: Sequence[RewardSample],
+    results: list[Result],
+    deadline: float,
+) -> None:
+    """Judge what has no result yet, up to the first sample that costs the process."""
+    try:
+        process.wait_ready()
+    except ProcessLost as loss:
+        raise RunFailed(f"a reward process did not start: {loss}") from loss
+    rest = range(len(results), len(samples))
+    packed = {index: pack(samples[index]) for index in rest}
+    units = [("reward", index) for index in rest]
+    try:
+        process.score(dumps((packed, units)), [deadline] * len(units), results)
+    except ProcessLost as loss:
+        results.append(str(loss))

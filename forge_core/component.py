@@ -74,6 +74,10 @@ class Component(Generic[T_co]):
             ``(settings, context, tasks)`` that raises ``DataError``, with the task's id, for the
             first task it cannot work with. It is called before anything starts with at most the
             first 1,000 tasks of each dataset that it will get. Imports nothing heavy.
+        cautions: module-level function ``(settings, context)`` that returns one line for each thing
+            that works but is unlikely to be what a person wants: ``forge run`` (``--dry-run`` too)
+            and ``forge plan`` show them as warnings. The context is that of ``check``. For trainers
+            and generators. Imports nothing heavy.
         memory: for trainers, module-level function ``(settings, context, workload)`` that
             says what one rank holds, for ``forge plan``. Imports nothing heavy.
         location: for trainers and generators, module-level function ``(settings)`` that says where
@@ -93,6 +97,7 @@ class Component(Generic[T_co]):
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
     check_tasks: Callable[[Any, BuildContext, Sequence[Task]], None] | None = None
+    cautions: Callable[[Any, BuildContext], Sequence[str]] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     location: Callable[[Any], Location] | None = None
     alters_sampling: Callable[[Any], Sequence[str]] | None = None
@@ -171,6 +176,11 @@ class Selection(Generic[T_co]):
         """
         if self.component.check is not None:
             self.component.check(self.settings, context)
+
+    def cautions(self, context: BuildContext) -> Sequence[str]:
+        """What is worth a warning before a start."""
+        stated = self.component.cautions
+        return stated(self.settings, context) if stated is not None else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     Needs no weights and no data; the model's config.json is enough. Parameters, gradients and
     optimizer state are exact, activations an estimate for the longest sequences allowed.
     """
+    from forge_core.run.cautions import cautions
     from forge_core.run.outlook import outlook
 
     source, overrides = split_arguments(arguments)
@@ -36,6 +37,8 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")
     for stage in stages:
         _show(stage)
+    for line in cautions(config):
+        click.echo(f"\nwarning: {line}")
 
 
 def _show(stage: StageOutlook) -> None:

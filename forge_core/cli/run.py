@@ -74,6 +74,7 @@ def run(
 
 
 def _show_plan(config: RunConfig, totals: list[int]) -> None:
+    from forge_core.run.cautions import cautions
     from forge_core.run.unused import unused_keys
 
     click.echo(f"run {config.name}: nothing is wrong; nothing was started")
@@ -87,5 +88,5 @@ def _show_plan(config: RunConfig, totals: list[int]) -> None:
         rewards = {"rewards": "+".join(stage.rewards)} if stage.rewards else {}
         named = ", ".join(f"{section} {name}" for section, name in {**parts, **rewards}.items())
         click.echo(f"  stage {stage.name}: recipe {stage.recipe.name}, {steps} steps, {named}")
-    for line in unused_keys(config):
+    for line in [*unused_keys(config), *cautions(config)]:
         click.echo(f"  warning: {line}")

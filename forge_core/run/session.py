@@ -20,6 +20,7 @@ from forge_core.errors import (
 )
 from forge_core.models.folder import check_init, check_model
 from forge_core.run.broadcast import Broadcast
+from forge_core.run.cautions import cautions
 from forge_core.run.checkpoint import CheckpointStore, RunState
 from forge_core.run.folder import RunFolder
 from forge_core.run.interrupt import StopRequest
@@ -184,7 +185,7 @@ class RunSession:
         try:
             with self.stop, self.watchdog:
                 self.broadcast.start(self._info(state))
-                for line in unused_keys(self.config):
+                for line in [*unused_keys(self.config), *cautions(self.config)]:
                     self.broadcast.event("warning", line)
                 self.runtime: Runtime = self.config.runtime.build(context)
                 try:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import PluginError
+from forge_core.run.cautions import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory
@@ -50,6 +51,11 @@ def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None
     require_torchtitan()
     check_model(context.model)
     check_degrees(context)
+
+
+def trainer_cautions(settings: TitanTrainerSettings, context: BuildContext) -> list[str]:
+    """Weights and optimizer are kept in ``model.dtype``."""
+    return bfloat16_weights(context)
 
 
 def build_trainer(settings: TitanTrainerSettings, context: BuildContext) -> TitanTrainer:
@@ -99,6 +105,7 @@ TRAINER: Component[TitanTrainer] = Component(
     settings=TitanTrainerSettings,
     build=build_trainer,
     check=check_trainer,
+    cautions=trainer_cautions,
     memory=trainer_memory,
     location=trainer_location,
     summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",

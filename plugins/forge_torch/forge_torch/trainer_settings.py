@@ -8,6 +8,7 @@ from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Location, Settings
 from forge_core.errors import UsageError
+from forge_core.run.cautions import bfloat16_weights
 from forge_core.run.memory import (
     Checkpointing,
     Memory,
@@ -114,6 +115,11 @@ def trainer_memory(
     return Memory(device=device, tokens=tokens)
 
 
+def trainer_cautions(settings: TorchTrainerSettings, context: BuildContext) -> list[str]:
+    """Weights and optimizer are kept in ``model.dtype``."""
+    return bfloat16_weights(context)
+
+
 def build_trainer(settings: TorchTrainerSettings, context: BuildContext) -> TorchTrainer:
     """Load ``context.model.path`` and make the trainer.
 
@@ -137,6 +143,7 @@ TRAINER: Component[TorchTrainer] = Component(
     settings=TorchTrainerSettings,
     build=build_trainer,
     check=check_trainer,
+    cautions=trainer_cautions,
     memory=trainer_memory,
     location=trainer_location,
     summary="Hugging Face causal language models in one process, on CPU or CUDA",

@@ -24,3 +24,10 @@ TESTED_ENGINES = {
     "torchstore": "0.1.2",
 }
 """The engines that our plugins drive, vLLM in both its builds; as above."""
+
+TESTED_PYTHONS = {
+    "3.11": "everything",
+    "3.12": "the kernel and plugins torch, sft and grpo",
+    "3.13": "the kernel and plugins torch, sft and grpo",
+}
+"""Python -> what was tested with it. Every engine above has wheels for each of them."""

@@ -8,17 +8,46 @@ TORCH_VERSION="2.13.0"
 say() { printf '\n== %s\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# Python 3.11 is what everything is tested with, and what the packages declare.
-find_python() {
+# What the packages declare. Everything is tested with the first; the others are tested with what
+# needs no torch (scripts/pythons.sh).
+PYTHON_VERSIONS="3.11 3.12 3.13"
+
+is_supported() {
+    command -v "$1" >/dev/null 2>&1 \
+        && "$1" -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv[1:])' \
+            ${2:-$PYTHON_VERSIONS} 2>/dev/null
+}
+
+# The interpreter of a version such as 3.12: on PATH, or one that pyenv has installed.
+python_of() {
     local candidate
-    for candidate in ${PYTHON:-python3.11 python3 python}; do
-        if command -v "$candidate" >/dev/null 2>&1 \
-            && "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        if is_supported "$candidate" "$1"; then
             printf '%s' "$candidate"
             return
         fi
     done
-    die "Python 3.11 is needed; name one with PYTHON=/path/to/python3.11"
+    return 1
+}
+
+# The interpreter to make an environment with.
+find_python() {
+    local candidate version
+    if [ -n "${PYTHON:-}" ]; then
+        is_supported "$PYTHON" || die "PYTHON=$PYTHON is not Python ${PYTHON_VERSIONS// /, }"
+        printf '%s' "$PYTHON"
+        return
+    fi
+    for version in $PYTHON_VERSIONS; do
+        python_of "$version" && return
+    done
+    for candidate in python3 python; do
+        if is_supported "$candidate"; then
+            printf '%s' "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11, 3.12 or 3.13 is needed; name one with PYTHON=/path/to/python3.12"
 }
 
 has_nvidia_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.doctor.finding import Finding
-from forge_core.tested_versions import TESTED_VERSIONS
+from forge_core.tested_versions import TESTED_PYTHONS, TESTED_VERSIONS
 
 GIB = 2**30
 SHM_ENOUGH = GIB
@@ -45,8 +45,15 @@ print(json.dumps(found))
 
 
 def python() -> Finding:
-    """The interpreter and the system."""
-    return Finding("ok", "python", f"{platform.python_version()}, {platform.platform()}")
+    """The interpreter, what was tested with it, and the system."""
+    installed = platform.python_version()
+    tested = TESTED_PYTHONS.get(".".join(installed.split(".")[:2]))
+    if tested is None:
+        text = f"{installed} (tested with {', '.join(TESTED_PYTHONS)}), {platform.platform()}"
+        return Finding(
+            "warning", "python", text, f"python{next(iter(TESTED_PYTHONS))} -m venv .venv"
+        )
+    return Finding("ok", "python", f"{installed} (tested: {tested}), {platform.platform()}")
 
 
 def processors(environ: Mapping[str, str]) -> Iterator[Finding]:

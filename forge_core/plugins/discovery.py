@@ -50,9 +50,9 @@ def installed_plugins() -> list[Installed]:
             text = distribution.read_text("entry_points.txt") or ""
             if GROUP not in text or not distribution.entry_points.select(group=GROUP):
                 continue
-            name = distribution.metadata["Name"]
-            if not name:
+            if "Name" not in distribution.metadata:
                 raise ValueError("it has no name")
+            name = distribution.metadata["Name"]
             if canonicalize_name(name) in found:
                 continue
             # The first one on sys.path is the one whose code would be imported.

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Tests that need no torch, on each supported Python that this machine has, except the one in .venv.
+# Makes a small environment for each, .venv-3.12 and so on: the kernel and the default plugins
+# without torch. Arguments go to pytest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$FORGE_ROOT"
+
+TORCH_FREE=(
+    tests/config tests/data tests/plugins tests/replay tests/rewards tests/runtimes tests/services
+    tests/trackers tests/watchdog
+    plugins/forge_sft/tests/test_jsonl.py
+    plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
+)
+# These import torch, or ask forge doctor about an environment that has everything.
+NEED_TORCH=(
+    tests/plugins/test_doctor.py tests/plugins/test_fixtures.py tests/plugins/test_writing_a_plugin.py
+)
+
+# Make the environment, unless it is there and nothing has changed since.
+install_light() {
+    local python=$1 venv=$2 wanted
+    wanted="$("$python" --version) $(cat pyproject.toml plugins/*/pyproject.toml requirements/*.txt scripts/*.sh | cksum) $FORGE_ROOT"
+    [ "$(cat "$venv/.forge-installed" 2>/dev/null)" = "$wanted" ] && return
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || die "could not make a virtual environment with $python"
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    "$venv/bin/pip" install -q -c requirements/constraints.txt -e '.[testing]' \
+        editables hatchling jsonschema math-verify pytest-xdist || die "installation failed"
+    "$venv/bin/pip" install -q --no-deps --no-build-isolation \
+        -e plugins/forge_torch -e plugins/forge_sft -e plugins/forge_grpo || die "installation failed"
+    printf '%s\n' "$wanted" > "$venv/.forge-installed"
+}
+
+main_version="$("$FORGE_VENV/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)"
+for version in $PYTHON_VERSIONS; do
+    [ "$version" = "$main_version" ] && continue
+    if ! python="$(python_of "$version")"; then
+        say "Python $version: not on this machine, so nothing was tested with it"
+        continue
+    fi
+    say "Python $version ($python): tests that need no torch"
+    venv="$FORGE_VENV-$version"
+    install_light "$python" "$venv"
+    PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider \
+        "${TORCH_FREE[@]}" "${NEED_TORCH[@]/#/--ignore=}" "$@"
+done

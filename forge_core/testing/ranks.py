@@ -7,14 +7,18 @@ so the processes stay, and components come and go in them.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import pickle
+import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from multiprocessing.connection import Connection
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forge_core.component import BuildContext, Selection
@@ -28,10 +32,33 @@ class RankError(Exception):
     """A rank raised; the message is its traceback."""
 
 
+class RankDied(Exception):
+    """The process of a rank ended during a call; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A process, and this end of the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+
+    def end(self, patience: float) -> None:
+        """Close the pipe, which ends a process that is idle; kill it after that many seconds."""
+        self.pipe.close()
+        self.process.join(patience)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
 class RankPool:
     """Processes that build a component together and are called together.
 
-    Components may be defined in the test module: they travel by value.
+    Components may be defined in the test module: they travel by value. When a process has died or
+    hangs, the call fails and the next ``build`` starts all of them again, so that a crash costs one
+    test.
+
     Use it as a context manager, in a fixture of module scope.
 
     Args:
@@ -39,43 +66,46 @@ class RankPool:
     """
 
     def __init__(self, ranks: int) -> None:
-        from multiprocessing import get_context
-
         self.ranks = ranks
-        spawn = get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(ranks):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+        self._running = _start(ranks)
 
     def __enter__(self) -> RankPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for rank in self._running:
+            rank.end(5)
 
     def build(self, selection: Selection[Any], context: BuildContext, ranks: int = 0) -> Together:
         """Build the component on the first ``ranks`` of the processes (default: on all)."""
-        together = Together(self._pipes[: ranks or self.ranks])
+        if not all(rank.process.is_alive() for rank in self._running):
+            for rank in self._running:
+                rank.end(0)
+            self._running = _start(self.ranks)
+        together = Together(self._running[: ranks or self.ranks])
         port = _free_port()
+        world_size = len(together.ranks)
         together.each(
             lambda rank: (
                 "build",
-                (selection, replace(context, rank=rank, world_size=len(together.pipes)), port),
+                (selection, replace(context, rank=rank, world_size=world_size), port),
             )
         )
         return together
+
+
+def _start(ranks: int) -> list[_Rank]:
+    from multiprocessing import get_context
+
+    spawn = get_context("spawn")
+    started = []
+    for _ in range(ranks):
+        mine, theirs = spawn.Pipe()
+        process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        started.append(_Rank(process, mine))
+    return started
 
 
 class Together:
@@ -84,8 +114,8 @@ class Together:
     A call returns what rank 0 returned; ``all`` holds what each of them did.
     """
 
-    def __init__(self, pipes: list[Connection]) -> None:
-        self.pipes = pipes
+    def __init__(self, ranks: Sequence[_Rank]) -> None:
+        self.ranks = ranks
         self.all: list[Any] = []
 
     def each(self, request: Callable[[int], tuple[str, tuple[Any, ...]]]) -> Any:
@@ -93,25 +123,64 @@ class Together:
 
         Raises:
             RankError: the first rank that raised, with its traceback.
+            RankDied: the first rank whose process ended. The others are killed: they may wait for
+                it in a collective.
+            TimeoutError: not all have answered by the deadline. All are killed.
         """
-        for rank, pipe in enumerate(self.pipes):
-            pipe.send_bytes(dumps(request(rank)))
-        answers = []
-        for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(DEADLINE):
-                raise TimeoutError(f"rank {rank} has not answered for {DEADLINE:.0f} s")
-            answers.append(pipe.recv())
-        for rank, (failed, value) in enumerate(answers):
+        requests = [request(rank) for rank in range(len(self.ranks))]
+        kind, arguments = requests[0]
+        call = f"in {arguments[0]}()" if kind == "call" else f"in {kind}"
+        if any(rank.pipe.closed or not rank.process.is_alive() for rank in self.ranks):
+            raise RankDied(f"the ranks are gone since one ended in an earlier call; now {call}")
+        try:
+            for rank, message in zip(self.ranks, requests, strict=True):
+                rank.pipe.send_bytes(dumps(message))
+            answers = self._answers(call)
+        except (RankDied, TimeoutError):
+            for rank in self.ranks:
+                rank.process.kill()
+                rank.process.join()
+            raise
+        for number, (failed, value) in enumerate(answers):
             if failed:
-                raise RankError(f"rank {rank}: {value}")
+                raise RankError(f"rank {number}: {value}")
         self.all = [value for _, value in answers]
         return self.all[0]
+
+    def _answers(self, call: str) -> list[tuple[bool, Any]]:
+        """What every rank answers, in the order of ranks."""
+        answers: dict[int, tuple[bool, Any]] = {}
+        deadline = time.monotonic() + DEADLINE
+        while len(answers) < len(self.ranks):
+            pending = {
+                rank.pipe: number for number, rank in enumerate(self.ranks) if number not in answers
+            }
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = f"ranks {', '.join(map(str, pending.values()))} have not answered"
+                raise TimeoutError(f"{silent} for {DEADLINE:.0f} s, {call}")
+            for pipe, number in pending.items():
+                if pipe in ready:
+                    try:
+                        answers[number] = pipe.recv()
+                    except (EOFError, ConnectionError):
+                        how = _how_it_ended(self.ranks[number].process)
+                        raise RankDied(f"rank {number} {how}, {call}") from None
+        return [answers[number] for number in range(len(self.ranks))]
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await asyncio.to_thread(self.each, lambda rank: ("call", (method, args, kwargs)))
 
         return call
+
+
+def _how_it_ended(process: BaseProcess) -> str:
+    process.join(60)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 def _free_port() -> int:
@@ -122,6 +191,7 @@ def _free_port() -> int:
 
 
 def _serve(pipe: Connection) -> None:
+    faulthandler.enable()  # a crash of native code prints where Python was
     asyncio.run(_answer(pipe))
 
 

@@ -23,6 +23,7 @@ from forge_core.replay.saved import from_json, to_json
 from forge_core.run.addresses import Addresses
 from forge_core.run.checkpoint import REPLAY_BUFFER, RunState
 from forge_core.run.evaluation import evaluate
+from forge_core.run.pace import Counts, Pace
 from forge_core.run.plan import early_context, evaluates, placements
 from forge_core.run.records import StepRecord
 from forge_core.run.step import Step
@@ -76,6 +77,9 @@ class Stage:
         self._at = self._step
         """The step under way, else the last one done."""
         self._published_at: int | None = None
+        self._published_after = 0
+        """Optimizer steps that this process had made when it last published."""
+        self._pace = Pace(config)
         self._manifest: WeightManifest | None = None
         self._trainer: Service | None = None
         self._policy: Service | None = None
@@ -258,9 +262,11 @@ class Stage:
         before, self._manifest = self._manifest, manifest
         self.version = manifest.version
         self._published_at = self._at
+        trained = self._counts().trained
+        has_trained, self._published_after = trained > self._published_after, trained
         if before is not None:
             await self.session.transport(self).drop(before.version)
-            if before.checksum == manifest.checksum:
+            if has_trained and before.checksum == manifest.checksum:
                 self.session.broadcast.event(
                     "warning",
                     f"version {manifest.version} equals version {before.version}: "
@@ -330,6 +336,7 @@ class Stage:
 
         Raises:
             RunInterrupted: a signal asked for it; a checkpoint was written first.
+            RunFailed: the recipe makes more optimizer steps than its schedule has.
         """
         if self._step == 0:
             await self._evaluate("before")
@@ -338,11 +345,14 @@ class Stage:
         while self._step < self.total_steps:
             step = Step(self._step + 1, offset + self._step + 1)
             self._at = step.number
+            before = self._counts()
             yield step
             step.finish()
             self._step += 1
             self._report(step)
             last = self._step == self.total_steps
+            if warning := self._pace.step_done(before, self._counts(), last=last):
+                self.session.broadcast.event("warning", warning)
             interval = self.config.evaluation.interval
             if interval and self._step % interval == 0 and not last:
                 await self._evaluate("during")
@@ -358,6 +368,14 @@ class Stage:
                     f"go on with: forge run --resume {self.session.folder.path}"
                 )
         await self._evaluate("after")
+
+    def _counts(self) -> Counts:
+        trainer, policy = self._trainer, self._policy
+        return Counts(
+            trained=trainer.answered["train_step"] if trainer else 0,
+            sampled=policy.answered["generate"] if policy else 0,
+            version=self.version,
+        )
 
     def _report(self, step: Step) -> None:
         for service in (self._policy, self._reference):

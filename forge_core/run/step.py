@@ -23,6 +23,7 @@ class Step:
         self.metrics: dict[str, float] = {}
         self.timing: dict[str, float] = {}
         self.episodes: Sequence[Episode] = ()
+        self._rates: dict[str, tuple[float, str]] = {}
         self._started = time.perf_counter()
 
     def record(self, metrics: Mapping[str, float]) -> None:
@@ -47,12 +48,17 @@ class Step:
             self.timing[key] = self.timing.get(key, 0.0) + time.perf_counter() - begin
 
     def rate(self, name: str, amount: float, *, over: str) -> None:
-        """Record ``timing["NAME_per_second"]``: an amount over the time of ``timed(over)``."""
-        seconds = self.timing.get(f"{over}_seconds", 0.0)
-        self.timing[f"{name}_per_second"] = amount / seconds if seconds > 0 else 0.0
+        """Record ``timing["NAME_per_second"]``: an amount over the time of ``timed(over)``.
+
+        It is computed when the step ends, so it may be called inside the timed block; amounts of
+        one name add up.
+        """
+        before = self._rates.get(name, (0.0, over))[0]
+        self._rates[name] = (before + amount, over)
 
     def trained(self, result: StepResult) -> None:
-        """Record an optimizer step, and its rate over ``timed("train")``."""
+        """Record an optimizer step, and the rate of ``tokens``, which counts every token that the
+        model processed (prompts too), over ``timed("train")``."""
         self.record(
             {
                 "loss": result.loss,
@@ -63,7 +69,11 @@ class Step:
                 **result.metrics,
             }
         )
-        self.rate("trained_tokens", result.tokens, over="train")
+        self.rate("train_tokens", result.tokens, over="train")
 
     def finish(self) -> None:
+        """Compute the rates and the time of the whole step."""
+        for name, (amount, over) in self._rates.items():
+            seconds = self.timing.get(f"{over}_seconds", 0.0)
+            self.timing[f"{name}_per_second"] = amount / seconds if seconds > 0 else 0.0
         self.timing["step_seconds"] = time.perf_counter() - self._started

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -63,6 +64,8 @@ class Service:
         self.name = spec.name
         self._options = options
         self._watchdog = watchdog
+        self.answered: Counter[str] = Counter()
+        """Method -> calls that were answered."""
         self._counters = Counters()
         self._last_lap = Counters()
         self._rotation = Rotation(self.name, options, self._counters)
@@ -294,6 +297,7 @@ class Service:
             raise
         self._counters.latency += time.perf_counter() - started
         self._counters.finished += 1
+        self.answered[method] += 1
         self._lives.answered(live)
         return result
 

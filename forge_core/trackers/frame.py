@@ -42,7 +42,7 @@ _METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 _TIMINGS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("sampled tok/s", "generated_tokens_per_second", _count),
-    ("trained tok/s", "trained_tokens_per_second", _count),
+    ("train tok/s", "train_tokens_per_second", _count),
     ("step", "step_seconds", lambda seconds: f"{seconds:.2f} s"),
 )
 """Label, name and format of the numbers below the curves."""

@@ -13,7 +13,7 @@ from forge_core.trackers.wording import duration, number
 from forge_core.types import Episode
 
 _VALUES = (("reward", "reward/mean"), ("loss", "loss"), ("kl", "kl"))
-_RATES = (("sampled", "generated_tokens_per_second"), ("trained", "trained_tokens_per_second"))
+_RATES = (("sampled", "generated_tokens_per_second"), ("train", "train_tokens_per_second"))
 
 
 class PlainLog:

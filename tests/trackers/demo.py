@@ -152,7 +152,7 @@ def _sft_metrics(done: float, rng: random.Random, seconds: float) -> tuple[Numbe
         "tokens": 4096.0,
         "trained_tokens": 1024.0,
     }
-    return metrics, {"train_seconds": seconds * 0.9, "trained_tokens_per_second": 4096 / seconds}
+    return metrics, {"train_seconds": seconds * 0.9, "train_tokens_per_second": 4096 / seconds}
 
 
 def _grpo_metrics(done: float, rng: random.Random, seconds: float) -> tuple[Numbers, Numbers]:
@@ -172,7 +172,7 @@ def _grpo_metrics(done: float, rng: random.Random, seconds: float) -> tuple[Numb
         "generate_seconds": seconds * 0.5,
         "train_seconds": seconds * 0.4,
         "generated_tokens_per_second": 2000 / seconds,
-        "trained_tokens_per_second": 3000 / seconds,
+        "train_tokens_per_second": 3000 / seconds,
     }
 
 

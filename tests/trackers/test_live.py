@@ -101,7 +101,7 @@ def test_it_shows_what_a_person_wants_to_see(tmp_path: Path, replay: Callable[..
         "reward  0.5156 → 0.9361",
         "held-out score  0.0000 → 0.9491",
         "sampled tok/s",
-        "trained tok/s",
+        "train tok/s",
         "staleness",
         "grad norm",
         "KL",

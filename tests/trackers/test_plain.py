@@ -16,13 +16,13 @@ generator torch, trainer torch, loss cross_entropy, transport memory, runtime lo
 folder RUN
     0:00  stage sft (1 of 2): recipe sft, 120 steps
     0:00  sft: held-out score 0.000 before training (200 tasks, step 0)
-    0:00  step   1/300  sft   1/120  loss    2.542  score 0.0000  trained  18,000 tok/s
+    0:00  step   1/300  sft   1/120  loss    2.542  score 0.0000  train  18,000 tok/s
     0:06  sft: held-out score 0.348 during training (200 tasks, step 30)
-    0:10  step  50/300  sft  50/120  loss   0.9254  score 0.3477  trained  17,543 tok/s  0:14 left
+    0:10  step  50/300  sft  50/120  loss   0.9254  score 0.3477  train  17,543 tok/s  0:14 left
     0:12  sft: held-out score 0.476 during training (200 tasks, step 60)
     0:18  sft: held-out score 0.523 during training (200 tasks, step 90)
-    0:20  step 101/300  sft 101/120  loss   0.4290  score 0.5226  trained  17,689 tok/s  0:04 left
-    0:24  step 120/300  sft 120/120  loss   0.3463  score 0.5226  trained  17,661 tok/s
+    0:20  step 101/300  sft 101/120  loss   0.4290  score 0.5226  train  17,689 tok/s  0:04 left
+    0:24  step 120/300  sft 120/120  loss   0.3463  score 0.5226  train  17,661 tok/s
     0:24  checkpoint step_120
 """
 
@@ -59,7 +59,7 @@ def test_columns_stay_where_they_are(
         if "  step " in line and "  grpo " in line
     ]
     assert len(lines) == 180
-    for word in ("reward", "loss", "score", "sampled", "trained"):
+    for word in ("reward", "loss", "score", "sampled", "train"):
         assert len({line.index(f"  {word}") for line in lines}) == 1
 
 

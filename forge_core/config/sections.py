@@ -198,7 +198,8 @@ class ReplicatedKeys(PlacementKeys):
     outage_limit: float = Field(
         600.0,
         gt=0,
-        description="seconds without a replica that takes requests after which the run fails",
+        description="seconds without a replica that takes requests after which the run fails; "
+        "restarts of one that dies are spread over them",
     )
 
 

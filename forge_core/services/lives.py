@@ -221,10 +221,10 @@ class Lives:
         started = time.perf_counter()
         if slot.live is not None:
             await self._stop(slot.live)
-        delay = 0.0
         while slot.in_vain < self._options.restarts and self._failure is None:
-            await asyncio.sleep(delay)
-            delay = max(self._options.restart_delay, delay * 2)
+            await asyncio.sleep(self._options.wait_before_restart(slot.in_vain))
+            if self._failure is not None:
+                return
             slot.restarts += 1
             slot.in_vain += 1
             self._counters.restarts += 1
@@ -237,6 +237,9 @@ class Lives:
                 slot.cause = f"restart failed: {describe(error)}"
                 slot.log_tail = error.log_tail if isinstance(error, ForgeError) else ()
                 message = f"{self._name}: replica {slot.index} did not restart: {describe(error)}"
+                if slot.in_vain < self._options.restarts:
+                    wait = self._options.wait_before_restart(slot.in_vain)
+                    message += f" (again in {wait:.1f} s)"
                 self._emit("replica_restart_failed", message, slot)
                 if live is not None:
                     live.die(slot.cause)

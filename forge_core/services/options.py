@@ -19,10 +19,14 @@ class ServiceOptions:
             started again. False for components whose state cannot be made again (trainers): a
             death fails the service.
         tries: most replicas a call is given to, in all.
-        restarts: most restarts of a replica that answers no call between them.
-        restart_delay: seconds before the second restart attempt in a row; doubles with each.
+        restarts: most restarts of a replica that answers no call between them. The first comes at
+            once; the wait before each of the others is twice that of the one before.
+        restart_delay: seconds before the second of them; None: so many that the last comes when
+            ``outage_limit`` is nearly over. With the defaults the waits are 0, 1.2, 2.3, 4.7, 9.4,
+            19, 38, 75, 150 and 300 s.
         outage_limit: seconds without a healthy replica after which the service fails. An engine
-            with a large model takes minutes to start again.
+            with a large model takes minutes to start again, and so may a remote one that is
+            restarted by others.
         stop_limit: seconds a replica may take to stop; its runtime kills what hangs before that.
     """
 
@@ -30,7 +34,20 @@ class ServiceOptions:
     concurrency: int = 1024
     retry: bool = True
     tries: int = 3
-    restarts: int = 3
-    restart_delay: float = 0.1
+    restarts: int = 10
+    restart_delay: float | None = None
     outage_limit: float = 600.0
     stop_limit: float = 60.0
+
+    def wait_before_restart(self, in_vain: int) -> float:
+        """Seconds to wait before a restart.
+
+        Args:
+            in_vain: restarts of the replica since its last answer.
+        """
+        if in_vain == 0:
+            return 0.0
+        second = self.restart_delay
+        if second is None:
+            second = self.outage_limit / 2 ** (self.restarts - 1)
+        return second * 2.0 ** (in_vain - 1)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from forge_core import FanoutError, ReplicaDied, RunFailed
-from forge_core.services import Health
+from forge_core.services import Health, ServiceOptions
 
 
 async def until(condition):
@@ -96,6 +96,44 @@ async def test_restarts_are_bounded_and_the_service_goes_on_with_the_rest(site, 
     assert policy.status().replicas[0].cause == ("restart failed: OSError: no space left on device")
     assert await policy.index.fanout() == [1]
     assert policy.status().health == Health.HEALTHY
+
+
+def test_restarts_are_spread_over_the_outage_limit():
+    options = ServiceOptions(outage_limit=600)
+    waits = [options.wait_before_restart(in_vain) for in_vain in range(options.restarts)]
+    assert waits[0] == 0
+    assert waits[1] < 2
+    assert waits == sorted(waits)
+    assert 0.9 * 600 < sum(waits) < 600
+
+
+async def test_an_engine_that_comes_back_within_the_outage_limit_is_used_again(site, start):
+    """It is built at once, but cannot load weights until others have restarted it."""
+    policy = await start(outage_limit=20, restart_delay=None)
+    back_at = time.monotonic() + 1
+
+    async def hook(replica):
+        if time.monotonic() < back_at:
+            raise ReplicaDied("connection refused")
+
+    policy.on_restart("weights", hook)
+    site.replicas[0].kill("connection reset")
+    assert await policy.index.route() == 0
+    assert "replica_lost" not in kinds(site)
+    assert kinds(site).count("replica_restart_failed") >= 3
+    failed = next(text for kind, text in site.events if kind == "replica_restart_failed")
+    assert failed.endswith("connection refused (again in 0.0 s)")
+
+
+async def test_a_replica_that_dies_after_each_restart_waits_longer_each_time(site, start):
+    policy = await start(replicas=2, restarts=3, restart_delay=0.05)
+    deaths = []
+    for restart in range(3):
+        deaths.append(time.monotonic())
+        site.replicas[0 if restart == 0 else -1].kill("kill -9")
+        await until(lambda restart=restart: policy.status().replicas[0].restarts == restart + 1)
+        await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert time.monotonic() - deaths[1] >= 0.05 + 0.1
 
 
 async def test_a_replica_that_answers_between_its_deaths_is_started_again_and_again(site, start):

@@ -479,8 +479,12 @@ def test_a_killed_trainer_rank_ends_the_run_which_resumes_to_the_same_numbers(
 def test_a_generator_that_never_gets_up_ends_the_run_with_one_error(
     runs: Callable[..., Run],
 ) -> None:
-    """Killed as soon as it comes up, again and again: given up after three restarts in a row."""
-    run = runs(small_config(transport={"use": "shm"}, runtime={"use": "monarch"}))
+    """Killed as soon as it comes up, again and again, until the outage limit is over."""
+    run = runs(
+        small_config(
+            transport={"use": "shm"}, runtime={"use": "monarch"}, generator={"outage_limit": 10}
+        )
+    )
     killed: set[int] = set()
     while run.process.poll() is None:
         for pid in set(run.ranks("generator")) - killed:
@@ -489,10 +493,10 @@ def test_a_generator_that_never_gets_up_ends_the_run_with_one_error(
         time.sleep(0.05)
     assert run.end() == 1
     (error,) = [line for line in run.printed.splitlines() if line.startswith("error: ")]
-    assert "generator torch: no replica is left" in error
+    assert re.search(r"generator torch: no (healthy replica for 10 s|replica is left)", error)
     assert "was killed by SIGKILL" in error
-    assert len(killed) == 4
-    assert run.kinds()["replica_lost"] == run.kinds()["service_failed"] == 1
+    assert len(killed) >= 2
+    assert run.kinds()["service_failed"] == 1
     assert run.ranks() == []
 
 

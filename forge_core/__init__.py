@@ -7,6 +7,7 @@ from forge_core.app import Forge
 from forge_core.component import (
     BuildContext,
     Component,
+    Limits,
     Location,
     Placement,
     Preset,
@@ -57,6 +58,7 @@ __all__ = [
     "Forge",
     "ForgeError",
     "Group",
+    "Limits",
     "Location",
     "Message",
     "NoRoom",

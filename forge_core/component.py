@@ -56,6 +56,22 @@ class Location:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the settings of a recipe or a generator bound, for ``forge plan``.
+
+    Args:
+        tokens: most tokens of a sequence, prompt and completion together; None: not bounded.
+        key: the config key that bounds them, such as ``recipe.max_length``.
+        staleness: for recipes that sample, most optimizer steps between the weights that sample a
+            token and those that it trains; None: not known.
+    """
+
+    tokens: int | None = None
+    key: str = ""
+    staleness: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Component(Generic[T_co]):
     """One named implementation in a family.
 
@@ -86,6 +102,8 @@ class Component(Generic[T_co]):
             its keys, as people write them (``generator.sampling.min_p``), by which it samples from
             another distribution than the model's at ``sampling.temperature``. They are refused
             beside a loss that compares with the sampler's logprobs. Imports nothing heavy.
+        limits: for recipes and generators, module-level function ``(settings)`` that says what
+            they bound; default: nothing is known. Imports nothing heavy.
         one_process: for transports, whether all ends must live in the controller's process.
         one_host: for transports, whether all ends must live on one host.
         serves: for generators, whether they are ``ServingGenerator``s (``forge_core.protocols``).
@@ -100,6 +118,7 @@ class Component(Generic[T_co]):
     cautions: Callable[[Any, BuildContext], Sequence[str]] | None = None
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
     location: Callable[[Any], Location] | None = None
+    limits: Callable[[Any], Limits] | None = None
     alters_sampling: Callable[[Any], Sequence[str]] | None = None
     one_process: bool = False
     one_host: bool = False
@@ -156,6 +175,12 @@ class Selection(Generic[T_co]):
         """Keys by which a generator samples from another distribution than the model's."""
         stated = self.component.alters_sampling
         return stated(self.settings) if stated is not None else ()
+
+    @property
+    def limits(self) -> Limits:
+        """What the component's settings bound."""
+        stated = self.component.limits
+        return stated(self.settings) if stated is not None else Limits()
 
     def build(self, context: BuildContext) -> T_co:
         """Make the component. Heavy imports happen here, and nowhere else.

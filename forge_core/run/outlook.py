@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge_core.models.shape import FAMILIES, ModelShape, model_shape
+from forge_core.models.shape import FAMILIES, ModelShape, model_config, model_shape
 from forge_core.run.memory import Memory, Workload
 from forge_core.run.plan import (
     check_components,
@@ -23,17 +23,45 @@ if TYPE_CHECKING:
     from forge_core.protocols import Trainer
 
 
-@dataclass(frozen=True, slots=True)
+PASS_TOKENS = 1024
+"""Activations are told for a forward pass of so many tokens where nothing bounds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Longest:
     """Most tokens of a sequence.
 
     Args:
-        tokens: so many.
+        tokens: so many, as far as the config says.
         source: what sets them, in words: a key, or the model's window.
+        bounded: False where only the model's window does, which data seldom fill.
+        sampled: they are those of one completion; prompts, and further turns, come on top.
+        advice: the key that would bound them; empty where none is known.
     """
 
     tokens: int
     source: str
+    bounded: bool = True
+    sampled: bool = False
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the fullest rank of a trainer holds.
+
+    Args:
+        memory: term by term.
+        longest: what bounds a sequence.
+        bounded: the activations are those of the longest forward pass; else they are those of
+            ``memory.tokens`` tokens, because nothing bounds a pass.
+        by_trainer: the trainer's own settings bound a pass, and a longer sequence goes alone.
+    """
+
+    memory: Memory
+    longest: Longest
+    bounded: bool = True
+    by_trainer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +76,17 @@ class StageOutlook:
         longest: what bounds a sequence; None without a known model.
         memory: of the fullest rank of the trainer, and of the reference where it is a service of
             its own; or why it is not known.
+        sampled: the recipe samples what it trains on.
         staleness: most optimizer steps between the weights that sample a token and those that it
-            trains; None where nothing is sampled to train on.
+            trains; None where the recipe does not tell.
     """
 
     config: StageConfig
     placements: dict[str, tuple[str, Placement]]
     sequences: int
     longest: Longest | None
-    memory: dict[str, Memory | str]
+    memory: dict[str, Held | str]
+    sampled: bool
     staleness: int | None
 
 
@@ -99,7 +129,8 @@ def _stage(stage: StageConfig) -> StageOutlook:
         sequences=(training.batch_size or 1) * training.gradient_accumulation_steps,
         longest=longest,
         memory=memory,
-        staleness=getattr(stage.recipe.settings, "max_staleness", 0) if sampled else None,
+        sampled=sampled,
+        staleness=stage.recipe.limits.staleness,
     )
 
 
@@ -112,27 +143,28 @@ def _components(stage: StageConfig, service: str) -> str:
 
 
 def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest:
-    """The model's window, or less where the recipe or the sampler has a limit.
+    """What bounds a sequence: the recipe, the sampler, or the model's window alone.
 
-    A config does not say how long its prompts are; what was sampled is prompt and completion
-    together, and these fit into the sampler's window.
+    A config does not say how long its prompts and rows are. What was sampled is prompt and
+    completion together, and these fit into the sampler's window.
     """
-    limits = {"recipe.max_length": getattr(stage.recipe.settings, "max_length", None)}
+    limits = [stage.recipe.limits]
     if sampled and stage.generator is not None:
-        settings = stage.generator.settings
-        limits["generator.max_model_len"] = getattr(settings, "max_model_len", None)
-        engine = getattr(settings, "engine", {})
-        limits["generator.engine.max_model_len"] = engine.get("max_model_len")
-    known = {source: limit for source, limit in limits.items() if limit is not None}
-    source, tokens = min(known.items(), key=lambda item: item[1], default=("", shape.window))
-    if tokens < shape.window:
-        return Longest(tokens, source)
-    return Longest(shape.window, "the model's window")
+        limits.append(stage.generator.limits)
+    known = [(limit.tokens, limit.key) for limit in limits if limit.tokens is not None]
+    tokens, key = min(known, default=(shape.window, ""))
+    if known and tokens <= shape.window:
+        return Longest(tokens=tokens, source=key)
+    completion = stage.sampling.max_tokens
+    if sampled and completion < shape.window:
+        return Longest(tokens=completion, source="sampling.max_tokens", sampled=True)
+    advice = next((limit.key for limit in limits if limit.key), "")
+    return Longest(
+        tokens=shape.window, source="the model's window", bounded=bool(known), advice=advice
+    )
 
 
-def _memory(
-    stage: StageConfig, section: str, longest: Longest | None, **work: bool
-) -> Memory | str:
+def _memory(stage: StageConfig, section: str, longest: Longest | None, **work: bool) -> Held | str:
     """A trainer's own account of it.
 
     Args:
@@ -148,14 +180,31 @@ def _memory(
         return f"trainer {selection.name} does not tell it"
     shape = model_shape(stage.model)
     if shape is None or longest is None:
-        where = stage.model.path or stage.model.name or "model.path"
-        families = ", ".join(FAMILIES)
-        return f"{where}/config.json is not there, or not of a known architecture ({families})"
-    workload = Workload(
-        shape=shape,
-        tokens=(stage.training.batch_size or 1) * longest.tokens,
-        longest=longest.tokens,
-        **work,
-    )
+        return _unknown(stage)
     context = replace(early_context(stage), world_size=placements(stage)[section].procs)
-    return selection.component.memory(selection.settings, context, workload)
+    tell, settings = selection.component.memory, selection.settings
+
+    def held(tokens: int, sequence: int) -> Memory:
+        workload = Workload(shape=shape, tokens=tokens, longest=sequence, **work)
+        return tell(settings, context, workload)
+
+    whole = (stage.training.batch_size or 1) * longest.tokens
+    if longest.bounded:
+        return Held(memory=held(whole, longest.tokens), longest=longest)
+    # Twice as much in a micro-batch makes no difference to a trainer that splits it.
+    split = held(whole, 1)
+    if split.tokens == held(2 * whole, 1).tokens:
+        return Held(memory=split, longest=longest, by_trainer=True)
+    return Held(memory=held(PASS_TOKENS, PASS_TOKENS), longest=longest, bounded=False)
+
+
+def _unknown(stage: StageConfig) -> str:
+    """Why a model's size is not known."""
+    config, families = model_config(stage.model), ", ".join(FAMILIES)
+    if config is None:
+        where = stage.model.path or stage.model.name or "model.path"
+        return f"{where}/config.json is not there"
+    return (
+        f"the model, of model_type {config.get('model_type')!r}, is not of a known architecture "
+        f"({families}, without biases in attention)"
+    )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from forge_core import Component, Forge, Limits, Settings, hookimpl
 from forge_core.models.shape import FAMILIES, shape_of
 from forge_core.testing.shapes import LLAMA_31_8B
 
@@ -64,7 +65,11 @@ def test_what_the_quickstart_takes(run_forge: Any) -> None:
     assert "generator   torch, 1 replica of 1 rank" in sft  # for the held-out score
     assert "step        256 sequences, each of at most 64 tokens (the model's window)" in sft
     assert "staleness" not in sft
-    assert "step        512 sequences" in grpo
+    assert (
+        "step        512 sequences, each a prompt and a completion of at most 4 tokens "
+        "(sampling.max_tokens)" in grpo
+    )
+    assert "2,048 tokens at a time; prompts and further turns come on top" in grpo
     assert "staleness   0 (strictly on-policy)" in grpo
 
 
@@ -86,8 +91,8 @@ def test_a_small_model_is_told_in_mib(run_forge: Any) -> None:
     ("overrides", "longest"),
     [
         (["generator.max_model_len=16"], "16 tokens (generator.max_model_len)"),
-        (["generator.max_model_len=65"], "64 tokens (the model's window)"),
-        (["generator.use=vllm"], "64 tokens (the model's window)"),
+        (["generator.max_model_len=64"], "64 tokens (generator.max_model_len)"),
+        (["sampling.max_tokens=64"], "64 tokens (the model's window)"),
         (
             ["generator.use=vllm", "generator.engine.max_model_len=24"],
             "24 tokens (generator.engine.max_model_len)",
@@ -225,3 +230,93 @@ def test_planning_supervised_training_loads_no_transformers() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert result.stdout.splitlines()[-1] == "[] 0"
+
+
+def test_rows_of_unknown_length_are_told_by_the_thousand(run_forge: Any, tmp_path: Path) -> None:
+    """No micro-batch of 8 x 131,072 tokens, which nobody has, but what each 1,024 tokens take."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
+    result = run_forge("plan", f"model.path={tmp_path}")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (
+        "for each 1,024 tokens of a forward pass; not known how many: give recipe.max_length"
+        in (result.stdout)
+    )
+    terms = dict(re.findall(r"^    (\w[\w ]+?) +([\d.]+)", result.stdout, re.M))
+    assert 5 < float(terms["activations"]) < 20
+    states = sum(float(terms[name]) for name in ("parameters", "gradients", "optimizer"))
+    assert float(terms["total on the device"]) == pytest.approx(states, abs=5e-3)
+    assert re.search(r"total on the device +[\d.]+, without activations", result.stdout)
+
+
+@pytest.mark.parametrize("trainer", [[], ["trainer.use=titan"]])
+def test_a_trainer_that_splits_micro_batches_bounds_a_pass(
+    run_forge: Any, tmp_path: Path, trainer: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
+    limit = "trainer.max_tokens_per_micro_batch=4096"
+    result = run_forge("plan", f"model.path={tmp_path}", *trainer, limit)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "(an estimate, 4,096 tokens at a time; a longer sequence goes alone)" in result.stdout
+    assert "without activations" not in result.stdout
+
+
+def test_small_terms_keep_their_digits(run_forge: Any, tmp_path: Path) -> None:
+    tiny = {
+        **LLAMA_31_8B,
+        "vocab_size": 10,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny))
+    result = run_forge("plan", f"model.path={tmp_path}", "recipe.max_length=100000")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert re.search(r"parameters +2\.\d{3} KiB", result.stdout)
+    assert " 0.000" not in result.stdout
+
+
+class Lookahead(Settings):
+    """A recipe's settings with names of its own."""
+
+    lookahead: int = 4
+    longest: int = 48
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_a_recipe_of_ones_own_is_not_guessed_at(run_forge: Any, tells: bool) -> None:
+    class Mine:
+        requires = frozenset({"dataset", "generator", "trainer", "rewards"})
+        provides: frozenset[str] = frozenset()
+
+        def plan(self, config: Any, dataset_length: int) -> int:
+            return 1
+
+        async def run(self, stage: Any) -> None:
+            raise NotImplementedError
+
+    def bounds(settings: Lookahead) -> Limits:
+        return Limits(tokens=settings.longest, key="recipe.longest", staleness=settings.lookahead)
+
+    class Plugin:
+        @hookimpl
+        def forge_recipes(self) -> Any:
+            yield Component(
+                name="mine",
+                settings=Lookahead,
+                build=lambda settings, context: Mine(),
+                summary="one's own",
+                limits=bounds if tells else None,
+            )
+
+    app = Forge(plugins=[Plugin()])
+    result = run_forge("plan", "quickstart", "stages.grpo.recipe={use: mine}", app=app)
+    assert (result.exit_code, result.stderr) == (0, "")
+    grpo = result.stdout.partition("stage grpo")[2]
+    if tells:
+        assert "staleness   4 (optimizer steps at most)" in grpo
+        assert "each of at most 48 tokens (recipe.longest)" in grpo
+    else:
+        assert "staleness   not known: recipe mine does not tell it" in grpo
+    assert "on-policy" not in grpo

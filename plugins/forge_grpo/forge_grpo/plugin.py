@@ -10,7 +10,7 @@ from forge_core.protocols import Dataset, Environment, Loss, Recipe, Reward
 from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
-from forge_grpo.recipe_settings import GrpoSettings
+from forge_grpo.recipe_settings import GrpoSettings, recipe_limits
 from forge_grpo.rewards import exact_match, last_number, thinking
 from forge_grpo.rewards.answers import check_answers
 from forge_grpo.rewards.math_component import MATH
@@ -49,6 +49,7 @@ def forge_recipes() -> Iterable[Component[Recipe]]:
         name="grpo",
         settings=GrpoSettings,
         build=_build_recipe,
+        limits=recipe_limits,
         summary="group relative policy optimization with verifiable rewards",
     )
 

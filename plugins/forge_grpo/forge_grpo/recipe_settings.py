@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from forge_core import Settings
+from forge_core import Limits, Settings
 
 
 class GrpoSettings(Settings):
@@ -39,3 +39,8 @@ class GrpoSettings(Settings):
         description="most policy versions that a trained token lies behind: 0 samples and trains "
         "in turn, k samples the next k steps meanwhile",
     )
+
+
+def recipe_limits(settings: GrpoSettings) -> Limits:
+    """How stale a trained token may be; the sampler bounds its length."""
+    return Limits(staleness=settings.max_staleness)

@@ -1,12 +1,17 @@
-"""What recipe ``sft`` refuses before anything starts. Imports nothing heavy."""
+"""What recipe ``sft`` refuses and bounds, known before anything starts. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core import BuildContext, DataError, Task, UsageError
+from forge_core import BuildContext, DataError, Limits, Task, UsageError
 from forge_core.models.template_files import check_prompts
 from forge_sft.recipe_settings import SftSettings
+
+
+def limits(settings: SftSettings) -> Limits:
+    """Rows above ``max_length`` are left out or cut."""
+    return Limits(tokens=settings.max_length, key="recipe.max_length")
 
 
 def check_recipe(settings: SftSettings, context: BuildContext) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from forge_core import BuildContext, Component, hookimpl
 from forge_core.protocols import Dataset, Loss, Recipe
-from forge_sft.checks import check_recipe, check_tasks
+from forge_sft.checks import check_recipe, check_tasks, limits
 from forge_sft.datasets import jsonl
 from forge_sft.losses.settings import CrossEntropySettings
 from forge_sft.recipe_settings import SftSettings
@@ -32,6 +32,7 @@ def forge_recipes() -> Iterable[Component[Recipe]]:
         build=_build_recipe,
         check=check_recipe,
         check_tasks=check_tasks,
+        limits=limits,
         summary="supervised fine-tuning on responses",
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Location, Settings
+from forge_core.component import BuildContext, Component, Limits, Location, Settings
 from forge_core.errors import ConfigError
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
@@ -65,11 +65,17 @@ def generator_location(settings: TorchGeneratorSettings) -> Location:
     return Location(cuda=computes_on_cuda(settings.device))
 
 
+def generator_limits(settings: TorchGeneratorSettings) -> Limits:
+    """Prompt and completion fit into the window."""
+    return Limits(tokens=settings.max_model_len, key="generator.max_model_len")
+
+
 GENERATOR: Component[TorchGenerator] = Component(
     name="torch",
     settings=TorchGeneratorSettings,
     build=build_generator,
     check=check_generator,
     location=generator_location,
+    limits=generator_limits,
     summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Location, Settings
+from forge_core.component import BuildContext, Component, Limits, Location, Settings
 from forge_core.errors import ConfigError
 from forge_core.runtimes.devices import visible_devices
 from forge_vllm.names import check_names, for_cpu, require_vllm
@@ -245,12 +245,20 @@ def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenera
     return VllmGenerator(settings, context)
 
 
+def generator_limits(settings: VllmSettings) -> Limits:
+    """Prompt and completion fit into the engine's window."""
+    length = settings.engine.get("max_model_len")
+    tokens = length if isinstance(length, int) else None  # vLLM also takes text such as 16k
+    return Limits(tokens=tokens, key="generator.engine.max_model_len")
+
+
 GENERATOR: Component[VllmGenerator] = Component(
     name="vllm",
     settings=VllmSettings,
     build=build_generator,
     check=check_generator,
     location=generator_location,
+    limits=generator_limits,
     alters_sampling=alters_sampling,
     serves=True,
     summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",

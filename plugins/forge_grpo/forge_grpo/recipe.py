@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 QUIET_STEPS = 10
 """Steps in a row without any signal after which the log says so in words."""
 
+CLIPPED_ON_POLICY = 0.1
+"""``clip_fraction`` of a strictly on-policy step from which the log speaks of it in words."""
+
 
 class GrpoRecipe:
     """Each step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
@@ -39,6 +42,7 @@ class GrpoRecipe:
     def __init__(self, settings: GrpoSettings) -> None:
         self.settings = settings
         self._quiet = 0
+        self._told_of_clipping = False
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
         episodes = _episodes_per_step(config)
@@ -90,6 +94,7 @@ class GrpoRecipe:
                 with step.timed("train"):
                     result = await self._train(stage, trainer, kept)
                 step.trained(result)
+                self._say_if_rounding_is_clipped(stage, step)
                 if kept:
                     with step.timed("publish"):
                         await stage.publish()
@@ -148,6 +153,25 @@ class GrpoRecipe:
                 f"no group had two different rewards for {QUIET_STEPS} steps (mean {mean:.2f}): "
                 "nothing is learned; the tasks are too easy, too hard, or the reward is constant",
             )
+
+    def _say_if_rounding_is_clipped(self, stage: Stage, step: Step) -> None:
+        """The weights that sampled a token give it a ratio of 1; what a clip then finds outside its
+        range is the difference between two engines. Said once."""
+        clipped = step.metrics.get("clip_fraction", 0.0)
+        on_policy = step.metrics["staleness/max"] == 0
+        if self._told_of_clipping or not on_policy or clipped < CLIPPED_ON_POLICY:
+            return
+        self._told_of_clipping = True
+        mismatch = step.metrics.get("mismatch/logprob_abs_mean", 0.0)
+        loss = stage.config.loss.name if stage.config.loss is not None else "loss"
+        stage.session.broadcast.event(
+            "warning",
+            f"loss {loss!r} clips {clipped:.0%} of a step that the current weights sampled, where "
+            "every ratio should be 1: the difference between sampler and trainer (mismatch/"
+            f"logprob_abs_mean {mismatch:.2g}) is of the order of the clip range. What is left out "
+            "is left out by rounding; widen loss.clip_low and loss.clip_high, or compute both in "
+            "float32",
+        )
 
 
 def train_sequence(episode: Episode) -> TrainSequence:

@@ -144,6 +144,22 @@ class Preset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelMaker:
+    """A model that ``forge model NAME`` writes as a folder in Hugging Face layout.
+
+    Args:
+        name: lower case words joined by ``-`` or ``_``.
+        make: function of the folder to write into, which exists and is empty. Heavy packages are
+            imported here. Raises ``UsageError`` for what is missing.
+        summary: one line for ``forge model``.
+    """
+
+    name: str
+    make: Callable[[Path], None]
+    summary: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Selection(Generic[T_co]):
     """A component chosen by a config, with its settings already parsed. Picklable.
 

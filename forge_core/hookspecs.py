@@ -13,7 +13,7 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge_core.component import Component, Preset
+    from forge_core.component import Component, ModelMaker, Preset
     from forge_core.config.resolve import RunConfig
     from forge_core.protocols import (
         Dataset,
@@ -333,6 +333,25 @@ def forge_presets() -> Iterable[Preset]:  # type: ignore[empty-body]
         def forge_presets():
             path = Path(__file__).parent / "presets" / "mine.yaml"
             yield Preset(name="mine", path=path, summary="GRPO on my problems")
+    """
+
+
+@hookspec
+def forge_models() -> Iterable[ModelMaker]:  # type: ignore[empty-body]
+    """Contribute models that ``forge model`` writes as folders, from what a package ships.
+
+    Called when somebody asks for one.
+
+    .. code-block:: python
+
+        from forge_core import ModelMaker, hookimpl
+
+        def make_mine(folder):
+            (folder / "config.json").write_text("{}")
+
+        @hookimpl
+        def forge_models():
+            yield ModelMaker(name="mine", make=make_mine, summary="my model")
     """
 
 

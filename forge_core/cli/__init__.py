@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "forge_core.cli.worker:worker",
         "Make this machine a host that runs elsewhere can use.",
     ),
+    "model": ("forge_core.cli.model:model", "Make a model folder from what a plugin ships."),
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),

@@ -48,7 +48,7 @@ def use_example(fake_distribution, find) -> Callable[[str], tuple[PluginManager,
 
 def test_every_family_has_a_hook():
     assert set(FAMILY_HOOKS.values()) <= set(HOOKS)
-    assert len(HOOKS) == len(FAMILY_HOOKS) + 8
+    assert len(HOOKS) == len(FAMILY_HOOKS) + 9
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -83,6 +83,15 @@ def test_the_example_of_presets(use_example):
     assert info.status == "ok", info.cause
     path = manager.catalog.preset("mine").path
     assert path == Path(sys.modules["acme_example"].__file__).parent / "presets" / "mine.yaml"
+
+
+def test_the_example_of_models(use_example, tmp_path):
+    manager, info = use_example("forge_models")
+    assert info.status == "ok", info.cause
+    [[maker]] = map(list, manager.hook.forge_models())
+    assert maker.name == "mine"
+    maker.make(tmp_path)
+    assert (tmp_path / "config.json").is_file()
 
 
 EPISODE = Episode(Task("t", "1+1="), turns=[], reward=7.0)
@@ -129,4 +138,5 @@ def test_the_example_of_addhooks(use_example):
 
 
 def test_every_hook_has_its_example_run():
-    assert set(HOOKS) == {*FAMILY_HOOKS.values(), *CALLS, "forge_presets", "forge_addhooks"}
+    others = {"forge_presets", "forge_models", "forge_addhooks"}
+    assert set(HOOKS) == {*FAMILY_HOOKS.values(), *CALLS, *others}

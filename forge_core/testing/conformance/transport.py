@@ -421,7 +421,10 @@ async def _read_until_told(
     whole, torn = 0, []
     pipe.send("ready")
     while not pipe.poll():
-        version = (await end.versions())[-1]
+        versions = await end.versions()
+        if not versions:  # a folder's listing can miss one that comes and one that goes meanwhile
+            continue
+        version = versions[-1]
         try:
             got = await fetched(end, version)
         except KeyError:  # dropped since

@@ -287,3 +287,14 @@ def test_a_row_with_nothing_to_imitate(refused: Refused) -> None:
 def test_rows_that_are_to_be_cut_at_no_length(refused: Refused) -> None:
     line = refused(small_config(recipe={"use": "sft", "overlong": "truncate"}))
     assert "recipe.overlong=truncate: does nothing without recipe.max_length" in line
+
+
+def test_rows_longer_than_the_models_window(refused: Refused) -> None:
+    line = refused(small_config(recipe={"use": "sft", "max_length": 65}))
+    assert "recipe.max_length: 65 is more than the 64 positions the model knows" in line
+
+
+@pytest.mark.parametrize("trainer", ["torch", "titan"])
+def test_a_pipelines_schedule_without_a_pipeline(refused: Refused, trainer: str) -> None:
+    schedule = "distributed.pipeline_parallel_schedule=GPipe"
+    assert f"{schedule}: " in refused(small_config(), f"trainer.use={trainer}", schedule)

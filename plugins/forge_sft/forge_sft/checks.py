@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_core import BuildContext, DataError, Limits, Task, UsageError
+from forge_core.models.shape import model_config
 from forge_core.models.template_files import check_prompts
 from forge_sft.recipe_settings import SftSettings
 
@@ -16,8 +17,14 @@ def limits(settings: SftSettings) -> Limits:
 
 def check_recipe(settings: SftSettings, context: BuildContext) -> None:
     """Raises:
-    UsageError: rows are to be cut, and no length is given.
+    UsageError: rows are to be cut, and no length is given, or it is beyond the model's window.
     """
+    window = (model_config(context.model) or {}).get("max_position_embeddings")
+    longest = settings.max_length
+    if isinstance(window, int) and longest is not None and longest > window:
+        raise UsageError(
+            f"recipe.max_length: {longest} is more than the {window} positions the model knows"
+        )
     if settings.overlong == "truncate" and settings.max_length is None:
         raise UsageError("recipe.overlong=truncate: does nothing without recipe.max_length")
 

@@ -103,12 +103,18 @@ def check_degrees(context: BuildContext) -> Degrees:
             f"distributed.context_parallel_degree: {degrees.context} together with "
             f"pipeline_parallel_degree {degrees.pipeline} is not something trainer titan does"
         )
+    schedule = distributed.pipeline_parallel_schedule
     if degrees.pipeline > 1:
-        _check_schedule(distributed.pipeline_parallel_schedule)
+        _check_schedule(schedule)
+    elif schedule != DistributedSection.model_fields["pipeline_parallel_schedule"].default:
+        raise UsageError(
+            f"distributed.pipeline_parallel_schedule={schedule}: does nothing with "
+            "distributed.pipeline_parallel_degree=1"
+        )
     shape = model_shape(context.model)
     if shape is not None:
         _check_tensor(degrees, shape)
-        _check_pipeline(degrees, distributed.pipeline_parallel_schedule, shape)
+        _check_pipeline(degrees, schedule, shape)
         if degrees.expert > 1:
             raise UsageError(
                 f"distributed.expert_parallel_degree: {degrees.expert}, but {shape.model_type} is "

@@ -50,6 +50,7 @@ ONE_PROCESS = {
     "data_parallel_shard_degree": (-1, 1),
     "tensor_parallel_degree": (1,),
     "pipeline_parallel_degree": (1,),
+    "pipeline_parallel_schedule": ("1F1B",),
     "context_parallel_degree": (1,),
     "expert_parallel_degree": (1,),
     "compile": (False,),
@@ -74,10 +75,11 @@ def check_trainer(settings: TorchTrainerSettings, context: BuildContext) -> None
         value = getattr(context.distributed, key)
         if value not in possible:
             instead = "; trainer titan does"
+            shown = str(value).lower() if isinstance(value, bool) else value
             if key == "activation_checkpoint":
                 instead = " (its own way is trainer.gradient_checkpointing=true)" + instead
             raise UsageError(
-                f"distributed.{key}={str(value).lower()}: trainer torch runs in one process and "
+                f"distributed.{key}={shown}: trainer torch runs in one process and "
                 f"does not do that{instead}"
             )
 

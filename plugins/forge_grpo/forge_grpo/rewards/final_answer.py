@@ -14,8 +14,13 @@ SENTENCE_END = re.compile(r"\.(?:\s|$)")
 BETWEEN_BOXES = re.compile(r"[\s,;$.]*(?:and|or)?[\s,;$.]*")
 """Text between two boxed answers that makes them one answer of several parts."""
 
-DIGITS = r"(?:\d{1,3}(?:[, ]\d{3})+|\d+)"
+DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+|\d+)"
 NUMBER = re.compile(rf"([+-]?)[$€£¥]?((?:{DIGITS}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{{1,3}})?)")
+LONGEST_NUMBER = 1000
+"""Characters; Python refuses to read integers of more than 4,300 digits."""
+
+DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+)")
+"""A comma that cannot stand between thousands."""
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?[eE][+-]?\d{1,2})(?![\w.^{])")
 DIGIT_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,!; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 
@@ -75,12 +80,19 @@ def tidy(text: str) -> str:
     return SCIENTIFIC.sub(lambda match: decimal(Fraction(match[1])), text)
 
 
-def number(text: str) -> Fraction | None:
-    """The number that the text is, whole: ``1,234.5``, ``1 000``, ``-1.5e-3``, ``$5``."""
+def number(text: str, *, decimal_comma: bool = False) -> Fraction | None:
+    """The number that the text is, whole: ``1,234.5``, ``1 000``, ``-1.5e-3``, ``$5``.
+
+    Args:
+        text: to be read.
+        decimal_comma: ``1,5`` is 1.5, and not two numbers. ``0,5`` always is.
+    """
     text = text.strip().removeprefix("\\")  # of an escaped dollar
     if len(text) > 2 and text[0] == text[-1] == "$":
         text = text[1:-1].strip()
-    match = NUMBER.fullmatch(text)
+    if DECIMAL_COMMA.fullmatch(text) and (decimal_comma or text.lstrip("-").startswith("0,")):
+        text = text.replace(",", ".")
+    match = NUMBER.fullmatch(text) if len(text) < LONGEST_NUMBER else None
     return Fraction(match[1] + re.sub("[, ]", "", match[2])) if match else None
 
 
@@ -142,12 +154,14 @@ def stated(text: str) -> str:
 
 
 def same_words(completion: str, answer: str) -> bool:
-    """Whether the completion's final answer is the answer's words; case does not count."""
+    """Whether the completion, or its final answer, is the answer's words; case does not count."""
     boxes = boxed(completion)
     found = words_of((boxes[0] if len(boxes) == 1 else "") if boxes else stated(completion))
     wanted = words_of(answer)
     if not wanted:
         return False
+    if words_of(completion) == wanted:
+        return True
     if len(wanted) == 1 and wanted.isalpha():
         choice = CHOICE.match(found)
         if choice is not None:
@@ -160,6 +174,8 @@ def words_of(text: str) -> str:
     text = WRAPPER.sub(r"\1", text.replace("\\boxed", "").replace("**", ""))
     text = " ".join(text.translate(str.maketrans("", "", "${}")).split()).casefold()
     text = text.strip(" .,;:!?\"'`")
+    if "\\" in text:  # a formula that cannot be parsed
+        text = text.replace(" ", "")
     single = LETTER.fullmatch(text)
     return single[1] if single else text
 

@@ -73,7 +73,7 @@ class Math:
         if reference.words is not None and final_answer.same_words(text, reference.words):
             return True
         if reference.number is not None:
-            found = final_answer.number(final_answer.stated(text))
+            found = final_answer.number(final_answer.stated(text), decimal_comma=True)
             if found is not None and not DELIMITED.search(text):
                 return self._near(found, reference.number)
         if not reference.formulas:
@@ -120,7 +120,11 @@ def _reference(answer: str) -> Reference | None:
         # It may be a symbol or a quantity as well, and counts as either.
         return Reference(None, answer, tuple(_whole(answer)))
     formulas = tuple(_whole(answer) or _parse(answer))
-    return Reference(None, None, formulas) if formulas else None
+    if formulas:
+        return Reference(None, None, formulas)
+    # What Math-Verify cannot parse is compared as text, if there is any.
+    has_text = any(character.isalnum() for character in final_answer.words_of(answer))
+    return Reference(None, answer, ()) if has_text else None
 
 
 def _final_expressions(text: str) -> list[Any]:
@@ -148,10 +152,11 @@ def _value(expression: Any) -> Fraction | None:
     """Its value if it is one number, also behind a name as in ``x = 5``."""
     if getattr(expression, "rel_op", None) == "==" and expression.lhs.is_Symbol:
         expression = expression.rhs
-    is_number = getattr(expression, "is_Float", False) or getattr(expression, "is_Rational", False)
-    if is_number and expression.is_finite:
-        return Fraction(str(expression))
-    return None
+    if not getattr(expression, "is_Number", False) or not expression.is_finite:
+        return None
+    if expression.is_Rational:
+        return Fraction(int(expression.p), int(expression.q))
+    return Fraction(str(expression))
 
 
 def _parse(text: str, *targets: Any) -> list[Any]:

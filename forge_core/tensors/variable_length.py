@@ -129,7 +129,8 @@ def trouble(device: torch.device) -> str | None:
             close = _agrees(device)
     except (NotImplementedError, TypeError, ValueError, RuntimeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"torch {torch.__version__}: {lines[0]}"
+        sentence = lines[0].partition(". ")[0]  # lists of backends follow
+        return f"torch {torch.__version__}: {sentence}"
     return None if close else f"torch {torch.__version__}: it gives other numbers than attention"
 
 

@@ -14,7 +14,8 @@ TORCH_FREE=(
 )
 # These import torch, or ask forge doctor about an environment that has everything.
 NEED_TORCH=(
-    tests/plugins/test_doctor.py tests/plugins/test_fixtures.py tests/plugins/test_writing_a_plugin.py
+    tests/plugins/test_doctor.py tests/plugins/test_fixtures.py tests/plugins/test_model_command.py
+    tests/plugins/test_writing_a_plugin.py
 )
 
 # Make the environment, unless it is there and nothing has changed since.

@@ -266,6 +266,9 @@ class Recipe(Protocol):
 
     ``requires`` names the config sections it cannot do without (``dataset``, ``rewards``, ...);
     ``provides`` the fields its sequences carry for the loss (``advantages``, ...).
+
+    A recipe that leaves tasks out may also have ``usable_tasks(config, dataset) -> int``: how many
+    it takes in an epoch. ``plan`` is then given that number.
     """
 
     requires: frozenset[str]

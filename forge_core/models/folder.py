@@ -168,6 +168,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def model_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model section, before its model is made.
+
+    Raises:
+        ConfigError: the alphabet of ``init`` cannot be used, or the section names no model.
+        DataError: there is no such folder, or its tokenizer cannot be read.
+    """
+    if model.init is not None:
+        return character_tokenizer(model.init.characters)
+    return load_tokenizer(_checked_source(model))
+
+
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the tokenizer's files, byte for byte, from one model folder to another."""
     for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS):

@@ -100,6 +100,17 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
         return None
 
 
+def model_window(model: ModelSection) -> int | None:
+    """Most positions that a model section's model knows; None if its config does not say."""
+    config = model_config(model) or {}
+    nested = config.get("text_config")
+    for fields in (config, nested if isinstance(nested, Mapping) else {}):
+        for name in ("max_position_embeddings", "n_positions"):
+            if isinstance(fields.get(name), int):
+                return int(fields[name])
+    return None
+
+
 def model_config(model: ModelSection) -> Mapping[str, Any] | None:
     """A model section's ``config.json`` as it is written, or what ``init`` says of it.
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,14 +99,23 @@ class RunSession:
         check_runtime(stage, self.config.runtime)
         check_sampler(stage, loss)
         check_transport(stage, self.config.runtime.name)
-        length = len(self.dataset(stage, "dataset")) if stage.dataset is not None else 0
         for section in ("dataset", "eval_dataset"):
             if getattr(stage, section) is not None:
                 check_tasks(stage, recipe, section, self.dataset(stage, section))
         self._recipes.append(recipe)
+        length = self._usable_tasks(stage, recipe) if stage.dataset is not None else 0
         with blaming(stage.recipe, "plan"):
             steps = recipe.plan(stage, length)
         self.total_steps.append(steps_planned(stage.recipe, steps))
+
+    def _usable_tasks(self, stage: StageConfig, recipe: Recipe) -> int:
+        """Tasks that the recipe takes of the stage's dataset in an epoch."""
+        dataset = self.dataset(stage, "dataset")
+        count: Callable[[StageConfig, Dataset], int] | None = getattr(recipe, "usable_tasks", None)
+        if count is None:
+            return len(dataset)
+        with blaming(stage.recipe, "usable_tasks"):
+            return count(stage, dataset)
 
     def dataset(self, stage: StageConfig, section: str) -> Dataset:
         """The built dataset of a stage's section; built once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_core import BuildContext, DataError, Limits, Task, UsageError
-from forge_core.models.shape import model_config
+from forge_core.models.shape import model_window
 from forge_core.models.template_files import check_prompts
 from forge_sft.recipe_settings import SftSettings
 
@@ -19,9 +19,9 @@ def check_recipe(settings: SftSettings, context: BuildContext) -> None:
     """Raises:
     UsageError: rows are to be cut, and no length is given, or it is beyond the model's window.
     """
-    window = (model_config(context.model) or {}).get("max_position_embeddings")
+    window = model_window(context.model)
     longest = settings.max_length
-    if isinstance(window, int) and longest is not None and longest > window:
+    if window is not None and longest is not None and longest > window:
         raise UsageError(
             f"recipe.max_length: {longest} is more than the {window} positions the model knows"
         )
@@ -31,9 +31,19 @@ def check_recipe(settings: SftSettings, context: BuildContext) -> None:
 
 def check_tasks(settings: SftSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
     """Raises:
-    DataError: a task has nothing to imitate, or is a chat that the model cannot render.
+    DataError: a task has nothing to imitate, or is a chat that the model's template does not
+        render as a training row.
     """
     for task in tasks:
         if task.response is None and task.answer is None:
             raise DataError(f"task {task.id!r} has neither response nor answer to imitate")
     check_prompts(context.model, tasks)
+    chats = [task for task in tasks if not isinstance(task.prompt, str)]
+    if chats:
+        # Heavy, and only known from the template itself.
+        from forge_core.models.folder import model_tokenizer
+        from forge_sft.formatting import Rows
+
+        rows = Rows(settings, model_tokenizer(context.model), model_window(context.model))
+        for task in chats:
+            rows.make(task)

@@ -10,6 +10,45 @@ from forge_core.models.examples import encode_example
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from forge_sft.recipe_settings import SftSettings
+
+
+class Rows:
+    """Tasks to training rows under a recipe's settings.
+
+    Args:
+        settings: the recipe's.
+        tokenizer: of the model.
+        window: most positions of the model; None: not known.
+    """
+
+    def __init__(
+        self, settings: SftSettings, tokenizer: PreTrainedTokenizerBase, window: int | None
+    ) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.window = window
+
+    def make(self, task: Task) -> TrainSequence | None:
+        """The row of a task; None where it is left out.
+
+        Raises:
+            DataError: as ``to_sequence``, or the row is longer than the model's window.
+        """
+        row = to_sequence(
+            task,
+            self.tokenizer,
+            max_length=self.settings.max_length,
+            overlong=self.settings.overlong,
+        )
+        if row is not None and self.window is not None and len(row.tokens) > self.window:
+            raise DataError(
+                f"task {task.id!r} has {len(row.tokens)} tokens, and the model's window is "
+                f"{self.window} (max_position_embeddings); recipe.max_length={self.window} leaves "
+                "such rows out, recipe.overlong=truncate beside it cuts them"
+            )
+        return row
+
 
 def to_sequence(
     task: Task,

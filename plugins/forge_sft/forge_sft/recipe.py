@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from forge_core import DataError, TrainSequence
+from forge_core.models.shape import model_window
 from forge_core.run.plan import steps_for
-from forge_sft.formatting import to_sequence
+from forge_sft.formatting import Rows
 
 if TYPE_CHECKING:
     from forge_core.config.resolve import StageConfig
+    from forge_core.protocols import Dataset
     from forge_core.run.stage import Stage
     from forge_sft.recipe_settings import SftSettings
+
+CHECKED_AT_ONCE = 100
+"""Rows that are checked before the event loop has its turn, so that ctrl-C is heard."""
 
 
 class SftRecipe:
@@ -22,25 +28,39 @@ class SftRecipe:
 
     def __init__(self, settings: SftSettings) -> None:
         self.settings = settings
+        self._all_checked = False
+
+    def usable_tasks(self, config: StageConfig, dataset: Dataset) -> int:
+        """Rows that fit into ``max_length``. They are only counted where epochs are."""
+        if self.settings.max_length is None or config.training.num_epochs is None:
+            return len(dataset)
+        from forge_core.models.folder import model_tokenizer
+
+        rows = Rows(self.settings, model_tokenizer(config.model), model_window(config.model))
+        fitting = sum(rows.make(dataset[index]) is not None for index in range(len(dataset)))
+        self._all_checked = True
+        if not fitting:
+            raise self._nothing_fits()
+        return fitting
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
-        training = config.training
-        assert training.batch_size is not None
-        rows = training.batch_size * training.gradient_accumulation_steps
-        return steps_for(training, rows, dataset_length)
+        return steps_for(config.training, _rows_per_step(config), dataset_length)
 
     async def run(self, stage: Stage) -> None:
         training = stage.config.training
         assert training.batch_size is not None
+        rows = Rows(self.settings, stage.tokenizer, model_window(stage.context.model))
+        if not self._all_checked:
+            await _check(stage, rows)
         trainer = await stage.trainer()
         async for step in stage.steps():
             with step.timed("data"):
                 drawn = [
-                    self._rows(stage, training.batch_size)
+                    self._draw(stage, rows, training.batch_size)
                     for _ in range(training.gradient_accumulation_steps)
                 ]
             with step.timed("train"):
-                result = await trainer.train_step.route([rows for rows, _ in drawn])
+                result = await trainer.train_step.route([batch for batch, _ in drawn])
             step.trained(result)
             step.record(
                 {
@@ -49,24 +69,42 @@ class SftRecipe:
                 }
             )
 
-    def _rows(self, stage: Stage, count: int) -> tuple[list[TrainSequence], int]:
+    def _draw(self, stage: Stage, rows: Rows, count: int) -> tuple[list[TrainSequence], int]:
         """The next rows that fit, in the data's order, and how many between them do not."""
-        rows: list[TrainSequence] = []
+        drawn: list[TrainSequence] = []
         dropped = 0
-        while len(rows) < count:
-            for task in stage.take(count - len(rows)):
-                row = to_sequence(
-                    task,
-                    stage.tokenizer,
-                    max_length=self.settings.max_length,
-                    overlong=self.settings.overlong,
-                )
+        while len(drawn) < count:
+            for task in stage.take(count - len(drawn)):
+                row = rows.make(task)
                 if row is None:
                     dropped += 1
                 else:
-                    rows.append(row)
+                    drawn.append(row)
             if dropped > len(stage.dataset):
-                raise DataError(
-                    f"recipe.max_length: no row of the dataset fits into {self.settings.max_length}"
-                )
-        return rows, dropped
+                raise self._nothing_fits()
+        return drawn, dropped
+
+    def _nothing_fits(self) -> DataError:
+        return DataError(
+            f"recipe.max_length: no row of the dataset fits into {self.settings.max_length}"
+        )
+
+
+async def _check(stage: Stage, rows: Rows) -> None:
+    """Make every row that the stage will take, so that none fails hours later.
+
+    Raises:
+        DataError: one cannot be made; names it.
+    """
+    first = stage.tasks.position
+    count = min(len(stage.dataset), stage.total_steps * _rows_per_step(stage.config))
+    for offset in range(count):
+        rows.make(stage.task_at(first + offset))
+        if offset % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1:
+            await asyncio.sleep(0)
+
+
+def _rows_per_step(config: StageConfig) -> int:
+    training = config.training
+    assert training.batch_size is not None
+    return training.batch_size * training.gradient_accumulation_steps

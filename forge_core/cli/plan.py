@@ -29,6 +29,7 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     """
     from forge_core.run.cautions import cautions
     from forge_core.run.outlook import outlook
+    from forge_core.run.unused import unused_keys
 
     source, overrides = split_arguments(arguments)
     config = app.resolve(source, overrides)
@@ -36,7 +37,7 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")
     for stage in stages:
         _show(stage)
-    for line in cautions(config):
+    for line in [*unused_keys(config), *cautions(config)]:
         click.echo(f"\nwarning: {line}")
 
 

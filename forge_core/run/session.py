@@ -76,6 +76,8 @@ class RunSession:
         self.total_steps: list[int] = []
         check_model(config.model)
         check_evaluation(config)
+        for tracker in config.trackers.values():
+            tracker.check(early_context(config.stages[0]))
         for stage in config.stages:
             self._check(stage)
         self.hook.forge_config_resolved(config=config)

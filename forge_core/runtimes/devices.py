@@ -6,10 +6,14 @@ import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from forge_core.component import Placement
+from forge_core.component import Component, Placement, Selection
 from forge_core.errors import UsageError
 from forge_core.services.spec import ReplicaSpec
+
+if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig
 
 
 def visible_devices() -> tuple[str, ...]:
@@ -28,11 +32,43 @@ def visible_devices() -> tuple[str, ...]:
 def computes_on_cuda(device: str) -> bool:
     """Whether torch takes CUDA for ``device`` (``auto``, ``cpu`` or ``cuda``): it is a build that
     knows CUDA, and there is a device. Torch is not imported."""
+    return device != "cpu" and not _torch_lacks_cuda() and bool(visible_devices())
+
+
+def _torch_lacks_cuda() -> bool:
+    """Whether torch is not installed, or as a build for the CPU."""
     try:
-        cpu_build = importlib.metadata.version("torch").endswith("+cpu")
+        return importlib.metadata.version("torch").endswith("+cpu")
     except importlib.metadata.PackageNotFoundError:
-        cpu_build = True
-    return device != "cpu" and not cpu_build and bool(visible_devices())
+        return True
+
+
+def check_device(config: RunConfig, *components: Component[Any]) -> None:
+    """Refuse ``device: cuda`` on this host where it is certain that torch has no CUDA device.
+
+    For the hook ``forge_config_resolved`` of plugins whose settings have ``device``. Other
+    runtimes have other hosts, of which nothing is known here.
+
+    Args:
+        config: of the run.
+        components: the plugin's own.
+
+    Raises:
+        UsageError: names the key, and why there is none.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None and not visible_devices()
+    if config.runtime.name != "local" or not (_torch_lacks_cuda() or hidden):
+        return
+    why = "CUDA_VISIBLE_DEVICES lists none" if hidden else "torch is a build for the CPU"
+    for stage in config.stages:
+        for section in ("trainer", "generator", "reference"):
+            chosen: Selection[Any] | None = getattr(stage, section)
+            if chosen is None or chosen.component not in components:
+                continue
+            placement: Placement = getattr(stage, f"{section}_placement")
+            own = "CUDA_VISIBLE_DEVICES" in placement.env and not _torch_lacks_cuda()
+            if getattr(chosen.settings, "device", None) == "cuda" and not own:
+                raise UsageError(f"{section}.device: no CUDA device: {why} (stage {stage.name!r})")
 
 
 def devices_wanted(services: Mapping[str, Placement]) -> dict[str, int]:

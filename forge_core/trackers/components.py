@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -66,6 +67,17 @@ def build_tensorboard(settings: TensorboardSettings, context: BuildContext) -> T
     return TensorboardTracker(SummaryWriter)
 
 
+def check_tensorboard(settings: TensorboardSettings, context: BuildContext) -> None:
+    """Raises:
+    UsageError: the package that writes the files is not installed.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            "tracker tensorboard: the package tensorboard is not installed; "
+            "pip install 'forge-rl-core[tensorboard]'"
+        )
+
+
 CONSOLE = Component(
     name="console",
     settings=ConsoleSettings,
@@ -82,5 +94,6 @@ TENSORBOARD = Component(
     name="tensorboard",
     settings=TensorboardSettings,
     build=build_tensorboard,
+    check=check_tensorboard,
     summary="scalars for TensorBoard in the run folder",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -298,3 +299,24 @@ def test_rows_longer_than_the_models_window(refused: Refused) -> None:
 def test_a_pipelines_schedule_without_a_pipeline(refused: Refused, trainer: str) -> None:
     schedule = "distributed.pipeline_parallel_schedule=GPipe"
     assert f"{schedule}: " in refused(small_config(), f"trainer.use={trainer}", schedule)
+
+
+@pytest.mark.usefixtures("no_gpus")
+@pytest.mark.parametrize(
+    "component", ["trainer.use=torch", "trainer.use=titan", "generator.use=torch"]
+)
+def test_a_device_that_is_not_there(refused: Refused, component: str) -> None:
+    section = component.partition(".")[0]
+    line = refused(small_config(), component, f"{section}.device=cuda")
+    assert f"{section}.device: no CUDA device: " in line
+
+
+def test_a_tracker_whose_package_is_not_installed(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name)
+    )
+    line = refused(small_config(), "trackers.tensorboard={}")
+    assert "the package tensorboard is not installed; pip install" in line

@@ -10,9 +10,17 @@ from forge_core import Component, Preset, hookimpl
 from forge_titan.settings import TRAINER
 
 if TYPE_CHECKING:
+    from forge_core.config.resolve import RunConfig
     from forge_core.protocols import Trainer
 
 PRESETS = Path(__file__).parent / "presets"
+
+
+@hookimpl
+def forge_config_resolved(config: RunConfig) -> None:
+    from forge_core.runtimes.devices import check_device  # imports asyncio, which is slow
+
+    check_device(config, TRAINER)
 
 
 @hookimpl

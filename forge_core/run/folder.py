@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from forge_core.config.sections import ModelSection
 from forge_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,6 +118,22 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def check_init(self, model: ModelSection) -> None:
+        """Check that ``model.init`` is what the folder's model was made from: it is made once.
+
+        Raises:
+            UsageError: it is not; the folder's model would be trained all the same.
+        """
+        if not (self.model / "config.json").is_file():
+            return
+        saved = yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}
+        made = ModelSection.model_validate(saved.get("model") or {})
+        if made.init is not None and made.init != model.init:
+            raise UsageError(
+                f"model: {self.path} has made its model from model.init and goes on with it; "
+                "another model needs a run of its own"
+            )
 
     def write_config(self, config: RunConfig) -> None:
         self.config.write_text(config.to_yaml())

@@ -84,6 +84,8 @@ class RunSession:
         self._resumed = RunFolder.open(resume) if resume is not None else None
         if self._resumed is None:
             RunFolder.check_output(config.checkpointing.output_dir)
+        else:
+            self._resumed.check_init(config.model)
 
     def _check(self, stage: StageConfig) -> None:
         context = early_context(stage)

@@ -64,6 +64,12 @@ def evaluates(stage: StageConfig) -> bool:
     return stage.eval_dataset is not None and bool(stage.rewards)
 
 
+def samples(stage: StageConfig) -> bool:
+    """Whether the stage uses its generator, to train on what it samples or to evaluate."""
+    requires = stage.recipe.build(early_context(stage)).requires
+    return "generator" in requires or evaluates(stage)
+
+
 def check_components(stage: StageConfig) -> None:
     """Let each component refuse what it cannot do with its settings and number of ranks.
 
@@ -75,7 +81,8 @@ def check_components(stage: StageConfig) -> None:
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
         *((selection, 1) for selection in (stage.transport, stage.recipe, stage.loss)),
-        *((selection, 1) for selection in (stage.environment, stage.dataset, stage.eval_dataset)),
+        (stage.environment if samples(stage) else None, 1),
+        *((selection, 1) for selection in (stage.dataset, stage.eval_dataset)),
         *((part.selection, 1) for part in stage.rewards.values()),
     ]
     for selection, procs in chosen:

@@ -156,3 +156,10 @@ def test_the_dry_run_and_the_run_say_so(write_config: Any, run_forge: Any, tmp_p
     said = [event["message"] for event in lines_of(folder / "events.jsonl")]
     assert any(message.startswith(warning) for message in said)
     assert json.loads((folder / "summary.json").read_text())["evaluations"] == []
+
+
+def test_an_environment_that_nothing_uses_is_warned_of_and_not_refused() -> None:
+    """The model has no chat template for the system prompt, and needs none."""
+    config, _ = Forge().check(supervised(environment={"system_prompt": "Add."}))
+    (line,) = unused_keys(config)
+    assert line.startswith("environment.system_prompt: does nothing")

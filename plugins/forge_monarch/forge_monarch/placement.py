@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from forge_core import Placement, UsageError
-from forge_core.run.plan import placements
+from forge_core.run.plan import placements, samples
 from forge_monarch.settings import MonarchSettings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
         UsageError: it works on one host, and they are on several.
     """
     transport = stage.transport
-    if transport is None or not transport.component.one_host:
+    if transport is None or not transport.component.one_host or not samples(stage):
         return
     services = placements(stage)
     hosts = {

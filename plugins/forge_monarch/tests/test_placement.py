@@ -231,6 +231,15 @@ def test_a_transport_of_one_host_on_one() -> None:
         Forge().check(small_config(runtime={"use": "monarch", **runtime}))
 
 
+def test_a_transport_that_nothing_goes_over() -> None:
+    """Supervised training without evaluation starts no generator, wherever it would be."""
+    runtime = {"use": "monarch", "hosts": HOSTS, "services": {"trainer": {"hosts": ["b"]}}}
+    config = small_config(runtime=runtime, recipe={"use": "sft"})
+    Forge().check(config)
+    with pytest.raises(UsageError, match="works on one host"):
+        Forge().check(config | {"eval_dataset": config["dataset"]})
+
+
 def test_a_transport_that_reaches_several_hosts() -> None:
     services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
     runtime = {"use": "monarch", "hosts": HOSTS, "services": services}

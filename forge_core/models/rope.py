@@ -18,14 +18,20 @@ def length_boundaries(config: Any) -> tuple[int, ...]:
     Args:
         config: transformers' config of the text model.
     """
-    parameters = getattr(config, "rope_parameters", None) or {}
+    return _boundaries(getattr(config, "rope_parameters", None) or {}, None)
+
+
+def stored_boundaries(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The same of a ``config.json``, in the present form or the older one of the hub's Phi-3."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return _boundaries(parameters, config.get("original_max_position_embeddings"))
+
+
+def _boundaries(parameters: Mapping[str, Any], original: int | None) -> tuple[int, ...]:
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    return tuple(
-        sorted(
-            {
-                int(each["original_max_position_embeddings"])
-                for each in (nested or [parameters])  # one for each type of layer, or one for all
-                if each.get("rope_type") == "longrope"
-            }
-        )
-    )
+    found = {
+        each.get("original_max_position_embeddings", original)
+        for each in (nested or [parameters])  # one for each type of layer, or one for all
+        if each.get("rope_type", each.get("type")) == "longrope"
+    }
+    return tuple(sorted(length for length in found if isinstance(length, int)))

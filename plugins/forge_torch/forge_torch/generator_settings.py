@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Limits, Location, Settings
 from forge_core.errors import ConfigError
+from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
 
@@ -45,6 +47,25 @@ def check_generator(settings: TorchGeneratorSettings, context: BuildContext) -> 
     if wanted is not None and isinstance(limit, int) and wanted > limit:
         raise ConfigError(
             f"generator.max_model_len: {wanted} is more than the {limit} positions the model knows"
+        )
+    check_boundaries(wanted, stored_boundaries(config))
+
+
+def check_boundaries(wanted: int | None, boundaries: Sequence[int]) -> None:
+    """Refuse a window over lengths with different rotary frequencies.
+
+    Args:
+        wanted: ``generator.max_model_len``.
+        boundaries: of ``forge_core.models.rope``.
+
+    Raises:
+        ConfigError: it is longer than the first.
+    """
+    if boundaries and wanted is not None and wanted > boundaries[0]:
+        raise ConfigError(
+            f"generator.max_model_len: {wanted} is more than {boundaries[0]}; beyond that, the "
+            "model's rotary frequencies (longrope) depend on the longest sequence of a batch, and "
+            "generator torch samples no further"
         )
 
 

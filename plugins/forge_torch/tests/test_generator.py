@@ -82,7 +82,10 @@ async def test_rows_stay_within_one_set_of_rotary_frequencies(longrope_model: Pa
 
 def test_a_window_over_two_sets_of_rotary_frequencies_is_refused(longrope_model: Path) -> None:
     settings = TorchGeneratorSettings(device="cpu", max_model_len=17)
-    with pytest.raises(
-        ConfigError, match=r"generator\.max_model_len: 17 is more than 16; .*longrope"
-    ):
-        GENERATOR.build(settings, bare_context(longrope_model))
+    context = bare_context(longrope_model)
+    message = r"generator\.max_model_len: 17 is more than 16; .*longrope"
+    with pytest.raises(ConfigError, match=message):
+        GENERATOR.build(settings, context)
+    selection = Selection(family="generator", component=GENERATOR, settings=settings)
+    with pytest.raises(ConfigError, match=message):  # before anything starts
+        selection.check(context)

@@ -25,7 +25,7 @@ from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens
 from forge_torch.generator.weights import swap_weights
-from forge_torch.generator_settings import TorchGeneratorSettings
+from forge_torch.generator_settings import TorchGeneratorSettings, check_boundaries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -270,12 +270,7 @@ def _window(model: PreTrainedModel, wanted: int | None) -> int:
     limit: int | None = getattr(config, "max_position_embeddings", None)
     boundaries = length_boundaries(config)
     if boundaries:
-        if wanted is not None and wanted > boundaries[0]:
-            raise ConfigError(
-                f"generator.max_model_len: {wanted} is more than {boundaries[0]}; beyond that, the "
-                "model's rotary frequencies (longrope) depend on the longest sequence of a batch, "
-                "and generator torch samples no further"
-            )
+        check_boundaries(wanted, boundaries)
         return wanted or boundaries[0]
     if limit is None:
         if wanted is None:

@@ -35,12 +35,19 @@ class TorchGeneratorSettings(Settings):
 
 def check_generator(settings: TorchGeneratorSettings, context: BuildContext) -> None:
     """Raises:
-    ConfigError: more than one process, or a window that the model does not have.
+    ConfigError: more than one process, a window that the model does not have, or weights that
+        would travel in another type.
     """
     if context.world_size != 1:
         raise ConfigError(
             f"generator.procs: generator torch runs in one process, not in {context.world_size}; "
             "ask for more replicas (generator.replicas) instead"
+        )
+    travels = getattr(context.transport and context.transport.settings, "dtype", None)
+    if travels not in (None, context.model.dtype):
+        raise ConfigError(
+            f"transport.dtype={travels}: generator torch keeps weights in model.dtype, "
+            f"{context.model.dtype}, and takes no other; leave transport.dtype out"
         )
     config = model_config(context.model) or {}
     limit, wanted = config.get("max_position_embeddings"), settings.max_model_len

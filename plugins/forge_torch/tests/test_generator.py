@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forge_core import ConfigError, DataError, Sampling, Selection
+from forge_core.config.sections import ModelSection
 from forge_core.protocols import Generator, Transport
 from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init
-from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
+from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings, check_generator
 from forge_torch.transports.components import MEMORY, MemorySettings
 
 
@@ -89,3 +91,14 @@ def test_a_window_over_two_sets_of_rotary_frequencies_is_refused(longrope_model:
     selection = Selection(family="generator", component=GENERATOR, settings=settings)
     with pytest.raises(ConfigError, match=message):  # before anything starts
         selection.check(context)
+
+
+def test_weights_that_travel_in_another_type_are_refused_before_a_start() -> None:
+    transport = Selection(
+        family="transport", component=MEMORY, settings=MemorySettings(dtype="bfloat16")
+    )
+    context = bare_context(transport=transport)
+    with pytest.raises(ConfigError, match=r"transport\.dtype=bfloat16: generator torch keeps"):
+        check_generator(TorchGeneratorSettings(), context)
+    same = replace(context, model=ModelSection(dtype="bfloat16"))
+    check_generator(TorchGeneratorSettings(), same)

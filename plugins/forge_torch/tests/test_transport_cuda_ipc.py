@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from forge_core import BuildContext, Component, ConfigError, Forge, Selection
 from forge_core.protocols import Transport
 from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import CUDA_IPC, CudaIpcSettings
 from forge_torch.transports.cuda_ipc import CudaIpcTransport
-from forge_torch.transports.device_buffers import BufferPool
+from forge_torch.transports.device_buffers import BufferPool, for_device
 
 
 class FileMemory:
@@ -50,7 +52,9 @@ pools: dict[Path, BufferPool] = {}
 
 def build_on_files(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
     pool = pools.setdefault(settings.folder, BufferPool(FileMemory(settings.folder)))
-    return CudaIpcTransport(context.channel, folder=settings.folder, buffers=pool)
+    return CudaIpcTransport(
+        context.channel, folder=settings.folder, dtype=settings.dtype, buffers=pool
+    )
 
 
 ON_FILES = Component(name="files", settings=CudaIpcSettings, build=build_on_files, summary="files")
@@ -116,3 +120,13 @@ async def test_a_buffer_that_is_read_is_not_written_to(tmp_path: Path) -> None:
 def test_without_a_gpu_it_is_refused_before_the_start() -> None:
     with pytest.raises(ConfigError, match=r"'cuda_ipc' needs a CUDA device.*--transport shm"):
         Forge().check("quickstart", ["transport.use=cuda_ipc"])
+
+
+def test_a_buffer_is_opened_on_the_readers_device_and_waits_for_no_event() -> None:
+    """The publisher has synchronized; its event may not be openable on another device."""
+    names = list(inspect.signature(rebuild_cuda_tensor).parameters)
+    arguments = [f"the publisher's {name}" for name in names]
+    opened = dict(zip(names, for_device(arguments, 3), strict=True))
+    assert opened.pop("storage_device") == 3
+    assert opened.pop("event_sync_required") is False
+    assert all(value == f"the publisher's {name}" for name, value in opened.items())

@@ -10,6 +10,7 @@ import torch
 
 from forge_core import Selection
 from forge_core.protocols import Transport
+from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.transport import TransportConformance
 from forge_torch.transports import memory
 from forge_torch.transports.components import MEMORY, MemorySettings
@@ -75,4 +76,16 @@ async def test_a_name_that_comes_twice_is_refused() -> None:
     end = MemoryTransport("twice")
     with pytest.raises(ValueError, match="'w' is published twice"):
         await end.publish(0, [("w", torch.ones(1)), ("w", torch.ones(1))])
+    await end.close()
+
+
+async def test_weights_can_travel_in_another_type() -> None:
+    end = MemoryTransport("narrow", dtype="bfloat16")
+    weights = {"w": torch.randn(5, 3), "n": torch.arange(4)}
+    manifest = await end.publish(0, weights.items())
+    fetched = {name: tensor.clone() async for name, tensor in end.fetch(0)}
+    assert torch.equal(fetched["w"], weights["w"].bfloat16())
+    assert torch.equal(fetched["n"], weights["n"])
+    assert manifest.bytes == 5 * 3 * 2 + 4 * 8
+    assert manifest.checksum == checksum(fetched.items())
     await end.close()

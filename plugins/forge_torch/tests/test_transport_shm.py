@@ -15,6 +15,7 @@ import torch
 
 from forge_core import ForgeError, RunFailed, Selection, UsageError
 from forge_core.protocols import Transport
+from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import SHM, ShmSettings
 from forge_torch.transports.shm import SPARE_SEGMENTS, ShmTransport
@@ -229,3 +230,15 @@ async def test_any_text_is_a_channel(tmp_path: Path) -> None:
         assert await end.versions() == [version]
         await end.close()
     assert files(tmp_path) == []
+
+
+async def test_weights_can_travel_in_another_type(tmp_path: Path) -> None:
+    end = ShmTransport("narrow", folder=tmp_path, dtype="bfloat16")
+    weights = {"w": torch.randn(5, 3), "n": torch.arange(4)}
+    manifest = await end.publish(0, weights.items())
+    fetched = {name: tensor.clone() async for name, tensor in end.fetch(0)}
+    assert torch.equal(fetched["w"], weights["w"].bfloat16())
+    assert torch.equal(fetched["n"], weights["n"])
+    assert manifest.bytes == 5 * 3 * 2 + 4 * 8
+    assert manifest.checksum == checksum(fetched.items())
+    await end.close()

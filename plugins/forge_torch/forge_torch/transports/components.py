@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 
 class MemorySettings(Settings):
-    """Nothing to set."""
+    """Memory of one process."""
+
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None,
+        description="type that weights travel in, where the generator keeps another than the "
+        "trainer; null: the trainer's",
+    )
 
 
-class ShmSettings(Settings):
+class ShmSettings(MemorySettings):
     """Shared memory of one host."""
 
     folder: Path = Field(
@@ -28,7 +34,7 @@ class ShmSettings(Settings):
     )
 
 
-class CudaIpcSettings(Settings):
+class CudaIpcSettings(MemorySettings):
     """Device memory, shared with the processes of one host."""
 
     folder: Path = Field(
@@ -39,13 +45,13 @@ class CudaIpcSettings(Settings):
 def build_memory(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
     from forge_torch.transports.memory import MemoryTransport
 
-    return MemoryTransport(context.channel)
+    return MemoryTransport(context.channel, dtype=settings.dtype)
 
 
 def build_shm(settings: ShmSettings, context: BuildContext) -> ShmTransport:
     from forge_torch.transports.shm import ShmTransport
 
-    return ShmTransport(context.channel, folder=settings.folder)
+    return ShmTransport(context.channel, folder=settings.folder, dtype=settings.dtype)
 
 
 def check_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> None:
@@ -66,7 +72,7 @@ def build_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcT
     check_cuda_ipc(settings, context)
     from forge_torch.transports.cuda_ipc import CudaIpcTransport
 
-    return CudaIpcTransport(context.channel, folder=settings.folder)
+    return CudaIpcTransport(context.channel, folder=settings.folder, dtype=settings.dtype)
 
 
 MEMORY = Component(

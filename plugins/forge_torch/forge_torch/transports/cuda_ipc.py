@@ -38,15 +38,21 @@ class CudaIpcTransport(ShmTransport):
     Args:
         channel: as ``ShmTransport``.
         folder: as ``ShmTransport``; only handles lie there.
+        dtype: as ``ShmTransport``.
         buffers: where device memory comes from.
     """
 
     name = "cuda_ipc"
 
     def __init__(
-        self, channel: str, *, folder: Path = Path("/dev/shm"), buffers: BufferPool = CUDA_BUFFERS
+        self,
+        channel: str,
+        *,
+        folder: Path = Path("/dev/shm"),
+        dtype: str | None = None,
+        buffers: BufferPool = CUDA_BUFFERS,
     ) -> None:
-        super().__init__(channel, folder=folder)
+        super().__init__(channel, folder=folder, dtype=dtype)
         self._buffers = buffers
         self._token = secrets.token_hex(4)
         self._holder: BinaryIO | None = None

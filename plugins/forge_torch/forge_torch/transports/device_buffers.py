@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import pickle
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from forge_core import RunFailed
 
-_DEVICE = 6
-"""Place of the device's index among the arguments of ``rebuild_cuda_tensor``."""
+_ARGUMENTS = list(inspect.signature(rebuild_cuda_tensor).parameters)
+"""Names of what an exported buffer is opened with."""
+
+
+def for_device(arguments: Sequence[Any], device: int) -> list[Any]:
+    """What to open another process's buffer with.
+
+    On the device that reads: the publisher's has another index here, or none. Without the event
+    that torch exports with a buffer: a publish has synchronized before its version is known, and an
+    event cannot be opened on every device that its memory can.
+
+    Args:
+        arguments: as exported.
+        device: index of the device that reads.
+    """
+    changed = list(arguments)
+    changed[_ARGUMENTS.index("storage_device")] = device
+    changed[_ARGUMENTS.index("event_sync_required")] = False
+    return changed
 
 
 class SharedMemory(Protocol):
@@ -59,9 +78,8 @@ class CudaMemory:
         return base64.b64encode(pickle.dumps(arguments)).decode()
 
     def open(self, handle: str) -> torch.Tensor:
-        arguments = list(pickle.loads(base64.b64decode(handle)))
-        # Opened on the device that reads: the publisher's has another index here, or none.
-        arguments[_DEVICE] = torch.cuda.current_device()
+        exported = pickle.loads(base64.b64decode(handle))
+        arguments = for_device(exported, torch.cuda.current_device())
         try:
             opened: torch.Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
         except RuntimeError as error:

@@ -11,6 +11,7 @@ import torch
 
 from forge_core import WeightManifest
 from forge_core.tensors.checksum import RunningChecksum
+from forge_torch.transports.narrowed import narrowed
 
 SPARE_COPIES = 2
 """Buffers of dropped versions kept for the next ones: fresh memory is several times slower."""
@@ -49,9 +50,11 @@ class MemoryTransport:
 
     Args:
         channel: ends with the same channel see the same versions.
+        dtype: type that weights are published in; None: their own.
     """
 
-    def __init__(self, channel: str) -> None:
+    def __init__(self, channel: str, *, dtype: str | None = None) -> None:
+        self._dtype = dtype
         with _channels_lock:
             self._shared: _Channel | None = _channels.setdefault(channel, _Channel())
 
@@ -72,7 +75,7 @@ class MemoryTransport:
             buffers = channel.spare.pop() if channel.spare else {}
         tensors: dict[str, torch.Tensor] = {}
         with RunningChecksum() as running:
-            for name, copy in _stored(weights, buffers, tensors):
+            for name, copy in _stored(narrowed(weights, self._dtype), buffers, tensors):
                 running.add(name, copy)
         with channel.lock:
             channel.copies[version] = _Copy(tensors)

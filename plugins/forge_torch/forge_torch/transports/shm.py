@@ -29,6 +29,7 @@ import torch
 
 from forge_core import ForgeError, WeightManifest
 from forge_core.tensors.checksum import RunningChecksum
+from forge_torch.transports.narrowed import narrowed
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock
 
@@ -92,11 +93,15 @@ class ShmTransport:
     Args:
         channel: ends with the same channel on the same host see the same versions.
         folder: where the channel's folder is made; a memory file system.
+        dtype: type that weights are published in; None: their own.
     """
 
     name = "shm"
 
-    def __init__(self, channel: str, *, folder: Path = Path("/dev/shm")) -> None:
+    def __init__(
+        self, channel: str, *, folder: Path = Path("/dev/shm"), dtype: str | None = None
+    ) -> None:
+        self._dtype = dtype
         self._folder = ChannelFolder(folder, channel, transport=self.name)
         self._writers: dict[Path, SegmentWriter] = {}
         self._readers: dict[Path, SegmentReader] = {}
@@ -117,7 +122,7 @@ class ShmTransport:
                 raise ValueError(
                     f"version {version} is not higher than {highest}, the last published"
                 )
-            index = self._written(version, weights)
+            index = self._written(version, narrowed(weights, self._dtype))
             aside = self._path / "version.aside"
             aside.write_text(index.dump())
             aside.rename(self._version_file(version))

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge_core import DataError, Message, Task
-from forge_core.models.prompts import encode_prompt, encode_text
+from forge_core.models.prompts import (
+    encode_prompt,
+    encode_reply,
+    encode_text,
+    end_of_turn,
+    prompt_text,
+)
 from forge_core.testing.byte_tokenizer import byte_tokenizer
 from forge_sft.formatting import to_sequence
 
@@ -177,6 +183,23 @@ def test_a_row_is_the_templates_rendering_or_is_refused(name: str) -> None:
             for token in tokenizer.added_tokens_decoder.values():
                 assert str(token) not in left or str(token) == tokenizer.eos_token, case
     assert learned_some == (name not in REFUSED)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_further_turn_of_an_episode_is_the_templates_rendering_or_is_refused(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    stop = end_of_turn(tokenizer) or tokenizer.eos_token_id
+    for chat in CHATS.values():
+        for said in ("It is 2.", "x</think>\n\nIt is 2.", "<think>\nx\n</think>\n\nIt is 2."):
+            spoken = (*chat, Message("assistant", said))
+            try:
+                prompt = encode_prompt(chat, tokenizer)
+                reply = encode_reply(spoken, "Sure?", tokenizer, last_token=stop)
+            except DataError:
+                continue
+            tokens = [*prompt, *encode_text(said, tokenizer), stop, *reply]
+            whole = prompt_text((*spoken, Message("user", "Sure?")), tokenizer)
+            assert tokenizer.decode(tokens) == whole
 
 
 PARTS_ONLY = ("idefics3", "llava_next", "smolvlm")

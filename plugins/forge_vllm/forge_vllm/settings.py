@@ -8,6 +8,8 @@ from pydantic import Field
 
 from forge_core.component import BuildContext, Component, Limits, Location, Settings
 from forge_core.errors import ConfigError
+from forge_core.models.rope import stored_boundaries
+from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import visible_devices
 from forge_vllm.names import check_names, for_cpu, require_vllm
 from forge_vllm.supported import check_early
@@ -198,6 +200,21 @@ def alters_sampling(settings: VllmSettings) -> list[str]:
     return sampling + engine
 
 
+def generator_cautions(settings: VllmSettings, context: BuildContext) -> list[str]:
+    """vLLM takes longrope's long factors for every sequence if its window is beyond their boundary;
+    trainers (and transformers) take those of each sequence's own length."""
+    config = model_config(context.model) or {}
+    window = settings.engine.get("max_model_len") or config.get("max_position_embeddings")
+    boundaries = stored_boundaries(config)
+    if not boundaries or not isinstance(window, int) or window <= boundaries[0]:
+        return []
+    return [
+        f"generator.engine.max_model_len: {window} is beyond {boundaries[0]}, where the model's "
+        "rotary frequencies change (longrope). vLLM then uses the long ones for short sequences "
+        f"too, and its logprobs differ from the trainer's; set it to at most {boundaries[0]}"
+    ]
+
+
 def generator_location(settings: VllmSettings) -> Location:
     """In the engine's process, where it has one: if the settings say so, serve, or there is a GPU.
 
@@ -260,6 +277,7 @@ GENERATOR: Component[VllmGenerator] = Component(
     location=generator_location,
     limits=generator_limits,
     alters_sampling=alters_sampling,
+    cautions=generator_cautions,
     serves=True,
     summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
 )

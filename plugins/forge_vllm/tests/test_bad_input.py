@@ -14,7 +14,9 @@ import pytest
 from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.models.folder import materialize
 from forge_core.tested_versions import TESTED_ENGINES
+from forge_core.testing.context import bare_context
 from forge_vllm import names
+from forge_vllm.settings import GENERATOR, VllmSettings
 
 Config = dict[str, Any]
 
@@ -93,6 +95,26 @@ def test_other_sampling_parameters_are_not(
 ) -> None:
     result = run_forge("run", str(write_config(small_config)), *arguments, "--dry-run")
     assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(("window", "warned"), [(None, True), (17, True), (16, False)])
+def test_a_window_beyond_the_short_factors_of_longrope_is_warned_of(
+    window: int | None, warned: bool
+) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    }
+    shape = {"max_position_embeddings": 64, "rope_parameters": rope}
+    init = ModelInit(architecture="llama", config=shape, characters="0123456789")
+    context = bare_context(model=ModelSection(init=init))
+    settings = VllmSettings(engine={"max_model_len": window} if window else {})
+    lines = GENERATOR.cautions(settings, context) if GENERATOR.cautions else []
+    assert len(lines) == warned
+    for line in lines:
+        assert line.startswith(f"generator.engine.max_model_len: {window or 64} is beyond 16")
 
 
 def test_value_that_an_engine_argument_cannot_have(

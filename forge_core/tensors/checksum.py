@@ -15,6 +15,9 @@ import torch
 _BLOCK = 1 << 18
 """Words weighed at a time: 2 MiB, so that words and weights stay in a processor's cache."""
 
+_MANY = 64
+"""Blocks weighed at a time on a GPU: 128 MiB, and as much for their products."""
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, 2**64 over the golden ratio; odd
 
 
@@ -92,19 +95,37 @@ def _word_sum(tensor: torch.Tensor) -> int:
     if body.storage_offset() % 8:  # a view can begin anywhere; words cannot
         body = body.clone()
     words = body.view(torch.int64)
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    multipliers = _multipliers(data.device)
+    total = _by_blocks(words) if data.device.type == "cpu" else _by_many_blocks(words)
+    tail = bytes(data[whole:].tolist()) if whole < data.numel() else b""
+    return (total + int.from_bytes(tail, "little") * _GOLDEN + len(tail)) % 2**64
+
+
+def _by_blocks(words: torch.Tensor) -> int:
+    """Sum of the words by their multipliers, a block at a time. A dot product is ten times as fast
+    as the general way on a CPU, and knows integers only there."""
+    multipliers = _multipliers(words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
     for block, start in enumerate(range(0, len(words), _BLOCK)):
         part = words[start : start + _BLOCK]
-        total += _weigh(part, multipliers[: len(part)]) * _block_multiplier(block)
-    tail = bytes(data[whole:].tolist())
-    return (int(total) + int.from_bytes(tail, "little") * _GOLDEN + len(tail)) % 2**64
+        total += torch.dot(part, multipliers[: len(part)]) * _block_multiplier(block)
+    return int(total)
 
 
-def _weigh(words: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
-    if words.device.type == "cpu":  # ten times as fast as the general way, and integers only there
-        return torch.dot(words, multipliers)
-    return (words * multipliers).sum()
+def _by_many_blocks(words: torch.Tensor) -> int:
+    """The same, many blocks a kernel: on a GPU, starting kernels for 2 MiB each takes far longer
+    than reading it."""
+    multipliers = _multipliers(words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    whole = len(words) // _BLOCK
+    blocks = words[: whole * _BLOCK].view(whole, _BLOCK)
+    for start in range(0, whole, _MANY):
+        part = blocks[start : start + _MANY]
+        factors = _block_multipliers(words.device, start)[: len(part)]
+        total += ((part * multipliers).sum(1) * factors).sum()
+    rest = words[whole * _BLOCK :]
+    if len(rest):
+        total += (rest * multipliers[: len(rest)]).sum() * _block_multiplier(whole)
+    return int(total)
 
 
 @lru_cache(maxsize=8)
@@ -114,6 +135,13 @@ def _multipliers(device: torch.device) -> torch.Tensor:
     hashed = positions * _GOLDEN
     hashed = (hashed ^ (hashed >> 29)) * -4658895280553007687  # 0xBF58476D1CE4E5B9 of splitmix64
     return (hashed | 1).to(device)
+
+
+@lru_cache(maxsize=4096)
+def _block_multipliers(device: torch.device, first: int) -> torch.Tensor:
+    """Of blocks from one on. [_MANY]"""
+    values = [_block_multiplier(block) for block in range(first, first + _MANY)]
+    return torch.tensor(values, dtype=torch.int64, device=device)
 
 
 def _block_multiplier(block: int) -> int:

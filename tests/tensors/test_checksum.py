@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forge_core.tensors import checksum as module
 from forge_core.tensors.checksum import checksum
 
 
@@ -78,3 +79,15 @@ def test_the_device_does_not_matter() -> None:
     named = _named()
     moved = {name: tensor.cuda() for name, tensor in named.items()}
     assert checksum(moved.items()) == checksum(named.items())
+
+
+@pytest.mark.parametrize("words", [0, 1, 262_143, 262_144, 262_145, 3 * 262_144 + 7])
+def test_a_gpus_way_gives_what_a_cpus_does(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers wrap around alike in any order of addition."""
+    data = torch.randint(-(2**63), 2**63 - 1, (words,), generator=torch.Generator().manual_seed(0))
+    expected = module._by_blocks(data)
+    assert module._by_many_blocks(data) == expected
+    monkeypatch.setattr(module, "_MANY", 2)  # more than one round
+    module._block_multipliers.cache_clear()
+    assert module._by_many_blocks(data) == expected
+    module._block_multipliers.cache_clear()

@@ -74,9 +74,10 @@ async def play(
     *,
     size: int = 1,
     seed: int = 5,
+    tools: tuple[dict[str, str], ...] = (),
 ) -> Group:
     return await rollout_group(
-        Task("t", environment.prompt),
+        Task("t", environment.prompt, tools=tools),
         environment,
         size,
         generate=generate,
@@ -104,6 +105,18 @@ async def test_a_group_asks_the_generator_once_for_all_first_completions() -> No
     assert len(group.episodes) == 6
     assert [episode.turns[1].completion for episode in group.episodes] == policy.completions
     assert {episode.prompt_text for episode in group.episodes} == {"Guess: "}
+
+
+async def test_a_tasks_tools_are_rendered_in_every_turn() -> None:
+    tokenizer = byte_tokenizer(chat_template="{{ tools | tojson if tools }}\n" + CHATML)
+    generate, calls = says(tokenizer, "1", "7")
+    group = await play(Guessing(CHAT), generate, tokenizer, tools=({"name": "add"},))
+    (episode,) = group.episodes
+    assert episode.prompt_text.startswith('[{"name": "add"}]\n<|im_start|>user')
+    assert tokenizer.decode(calls[0][0]) == episode.prompt_text
+    assert [turn.kind for turn in episode.turns][-2:] == ["observation", "completion"]
+    with pytest.raises(PromptRefused, match=r"task 't': .* does not use 'tools'"):
+        await play(Guessing(CHAT), generate, byte_tokenizer(), tools=({"name": "add"},))
 
 
 async def test_sampled_tokens_are_never_tokenized_again() -> None:

@@ -97,9 +97,11 @@ async def _check(stage: Stage, rows: Rows) -> None:
         DataError: one cannot be made; names it.
     """
     first = stage.tasks.position
-    count = min(len(stage.dataset), stage.total_steps * _rows_per_step(stage.config))
-    for offset in range(count):
-        rows.make(stage.task_at(first + offset))
+    wanted = stage.total_steps * _rows_per_step(stage.config)
+    for offset in range(len(stage.dataset)):
+        if not wanted:
+            break
+        wanted -= rows.make(stage.task_at(first + offset)) is not None
         if offset % CHECKED_AT_ONCE == CHECKED_AT_ONCE - 1:
             await asyncio.sleep(0)
 

@@ -208,7 +208,8 @@ class RewardPool:
         }
         episode.rewards = {part: value for part, value in values.items() if value is not None}
         episode.left_out = len(episode.rewards) < len(values)
-        episode.reward = sum(self._parts[part].weight * r for part, r in episode.rewards.items())
+        weighted = (self._parts[part].weight * r for part, r in episode.rewards.items())
+        episode.reward = sum(weighted, start=0.0)
 
     def _report(self, part: str, call: _Call) -> None:
         """Count a part's failures and tell of them; a part that only failed is a bug."""

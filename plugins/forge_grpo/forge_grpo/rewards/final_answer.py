@@ -24,6 +24,10 @@ DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+)")
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?[eE][+-]?\d{1,2})(?![\w.^{])")
 DIGIT_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,!; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 
+MIXED = re.compile(r"(-?\d+)\s+(\d+)/(\d+)")
+"""A mixed number such as ``3 1/2``."""
+LIST = re.compile(r"""\[\s*[\["']""")
+HEX = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+")
 NUMBERS_IN_A_ROW = re.compile(r"\d\s+\d")
 
 FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)|ln|log|exp|sqrt|pi|inf(?:inity)?")
@@ -109,6 +113,13 @@ def is_words(answer: str) -> bool:
     if not (is_worded(answer) or is_worded(words)):
         return False
     return len(words) > 3 and not any(letter.isdigit() for letter in words)
+
+
+def is_data(answer: str) -> bool:
+    """Whether an answer is digits in a row (a grid, a route), a list of lists or texts, or hex:
+    as a formula they would be products, equal in any order."""
+    row = NUMBERS_IN_A_ROW.search(answer) and not MIXED.fullmatch(answer)
+    return "\\" not in answer and bool(row or LIST.search(answer) or HEX.fullmatch(answer))
 
 
 def last_part(answer: str) -> str:

@@ -26,8 +26,6 @@ SHORT = 64
 """Most characters of a line without delimiters that is read as one expression."""
 
 NAMED = re.compile(r"(?<![\\A-Za-z])(sin|cos|tan|ln|log|exp|pi|sqrt(?=\d))(?![A-Za-z])")
-MIXED = re.compile(r"(?<!\S)(-?\d+)\s+(\d+)/(\d+)(?!\S)")
-"""A mixed number such as ``3 1/2``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,13 @@ class Reference:
     """A task's answer as it was read.
 
     Args:
+        text: as it stands.
         number: its value if it is a plain number.
         words: itself, if it is compared as text.
         formulas: what Math-Verify made of it; empty for words alone.
     """
 
+    text: str
     number: Fraction | None
     words: str | None
     formulas: tuple[Any, ...]
@@ -70,6 +70,8 @@ class Math:
 
     def _equal(self, reference: Reference, text: str) -> bool:
         text = final_answer.tidy(text)
+        if text.split() == reference.text.split():
+            return True
         if reference.words is not None and final_answer.same_words(text, reference.words):
             return True
         if reference.number is not None:
@@ -113,26 +115,26 @@ def _reference(answer: str) -> Reference | None:
     answer = final_answer.tidy(final_answer.last_part(answer))
     number = final_answer.number(answer)
     if number is not None:
-        return Reference(number, None, tuple(_whole(final_answer.decimal(number))))
-    if final_answer.is_words(answer):
-        return Reference(None, answer, ())
+        return Reference(answer, number, None, tuple(_whole(final_answer.decimal(number))))
+    if final_answer.is_words(answer) or final_answer.is_data(answer):
+        return Reference(answer, None, answer, ())
     if final_answer.is_worded(answer) or final_answer.is_worded(final_answer.words_of(answer)):
         # It may be a symbol or a quantity as well, and counts as either.
-        return Reference(None, answer, tuple(_whole(answer)))
-    formulas = tuple(_whole(answer) or _parse(answer))
-    if formulas:
-        return Reference(None, None, formulas)
-    # What Math-Verify cannot parse is compared as text, if there is any.
-    has_text = any(character.isalnum() for character in final_answer.words_of(answer))
-    return Reference(None, answer, ()) if has_text else None
+        return Reference(answer, None, answer, tuple(_whole(answer)))
+    formulas = _whole(answer)
+    if formulas and verify(formulas, formulas, timeout_seconds=None):
+        return Reference(answer, None, None, tuple(formulas))
+    # What cannot be parsed, or equals nothing, is compared as text, if there is any.
+    has_text = any(sign.isalnum() or not sign.isascii() for sign in final_answer.words_of(answer))
+    return Reference(answer, None, answer, ()) if has_text else None
 
 
 def _final_expressions(text: str) -> list[Any]:
     """What a completion gives as its answer. A short line without words is one expression, read
     as a reference is; in anything else Math-Verify looks for it."""
     stated = "" if DELIMITED.search(text) else final_answer.stated(text)
-    one = bool(MIXED.search(stated)) or not final_answer.NUMBERS_IN_A_ROW.search(stated)
-    if 0 < len(stated) <= SHORT and one and not final_answer.has_words(stated):
+    one = not (final_answer.is_data(stated) or final_answer.has_words(stated))
+    if one and 0 < len(stated) <= SHORT:
         whole = _whole(stated)
         if whole:
             return whole
@@ -144,7 +146,8 @@ def _whole(text: str) -> list[Any]:
     if DELIMITED.search(text):
         return _parse(text, [LatexExtractionConfig()])
     if "\\" not in text:
-        text = NAMED.sub(r"\\\1 ", MIXED.sub(r"\1 \\frac{\2}{\3}", text))
+        text = final_answer.MIXED.sub(r"\1 \\frac{\2}{\3}", text.replace("**", "^"))
+        text = NAMED.sub(r"\\\1 ", text)
     return _parse(f"${text}$", [LatexExtractionConfig()])
 
 

@@ -126,7 +126,10 @@ def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
     try:
         asyncio.get_running_loop()
+        has_loop = True
     except RuntimeError:
+        has_loop = False
+    if not has_loop:  # outside of the handler, so that no failure is shown as "during handling of"
         return asyncio.run(work)
     result: list[T] = []
     failure: list[BaseException] = []

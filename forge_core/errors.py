@@ -18,7 +18,7 @@ class ForgeError(Exception):
 
 
 class UsageError(ForgeError):
-    """The command, the config or an input file is wrong; nothing was started (exit code 2)."""
+    """The command, the config or an input file is wrong; nothing was trained (exit code 2)."""
 
     exit_code = 2
 

@@ -7,7 +7,9 @@ environment answers is tokenized once and appended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +73,8 @@ async def _rollout_group(
     sampling: Sampling,
     seed: int,
 ) -> Group:
-    interactions = [environment.start(task, seed) for _ in range(size)]
+    with _in_environment(environment, task, "start"):
+        interactions = [_checked(environment.start(task, seed)) for _ in range(size)]
     prompt = interactions[0].prompt
     text = prompt_text(prompt, tokenizer, task.tools)
     tokens = encode_prompt(prompt, tokenizer, task.tools)
@@ -83,7 +86,7 @@ async def _rollout_group(
                 episode,
                 interaction,
                 completion,
-                max_turns=environment.max_turns,
+                environment=environment,
                 generate=generate,
                 tokenizer=tokenizer,
                 sampling=sampling,
@@ -102,7 +105,7 @@ async def _play(
     interaction: Interaction,
     completion: Completion,
     *,
-    max_turns: int,
+    environment: Environment,
     generate: Generate,
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
@@ -115,6 +118,7 @@ async def _play(
     conversation has filled the model's window.
     """
     conversation = interaction.prompt
+    max_turns = environment.max_turns
     for turn in range(1, max_turns + 1):
         text = tokenizer.decode(completion.tokens, skip_special_tokens=True)
         assert isinstance(text, str)
@@ -122,7 +126,8 @@ async def _play(
         episode.completion_texts.append(text)
         if completion.finish_reason != "stop":
             break
-        observation = await interaction.respond(text)
+        with _in_environment(environment, episode.task, "respond"):
+            observation = await _observation(interaction, text)
         if observation is None:
             return
         if turn == max_turns:
@@ -143,6 +148,36 @@ async def _play(
             break
         episode.turns.append(Turn("observation", reply))
     episode.truncated = True
+
+
+@contextmanager
+def _in_environment(environment: Environment, task: Task, method: str) -> Iterator[None]:
+    """What the environment raises says which environment it was, and at which task."""
+    try:
+        yield
+    except Exception as error:
+        name = type(environment).__name__
+        error.add_note(f"in {method}() of environment {name}, task {task.id!r}")
+        raise
+
+
+def _checked(interaction: Interaction) -> Interaction:
+    if not hasattr(interaction, "prompt") or not callable(getattr(interaction, "respond", None)):
+        raise TypeError(
+            f"start returned a {type(interaction).__name__}; expected an object with prompt and "
+            "respond"
+        )
+    return interaction
+
+
+async def _observation(interaction: Interaction, completion: str) -> str | None:
+    answer = interaction.respond(completion)
+    if not inspect.isawaitable(answer):
+        raise TypeError("respond must be a coroutine: write `async def`")
+    observation = await answer
+    if observation is not None and not isinstance(observation, str):
+        raise TypeError(f"respond returned a {type(observation).__name__}; expected text or None")
+    return observation
 
 
 def _reply(

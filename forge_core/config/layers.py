@@ -159,7 +159,7 @@ def _checked_section(section: str, node: Node, problems: list[str]) -> Node | No
     if isinstance(node, Leaf):
         if node.is_null:
             return node
-        hint = f"; write {node.origin.key}.use={node.text}" if section in COMPONENT_SECTIONS else ""
+        hint = _component_hint(node) if section in COMPONENT_SECTIONS else ""
         problems.append(f"{at(node)}: must be a mapping; not {node.text!r}{hint}")
         return None
     if section in COMPONENT_SECTIONS:
@@ -174,12 +174,20 @@ def _checked_section(section: str, node: Node, problems: list[str]) -> Node | No
             elif child.is_null:
                 parts[part] = replace(child, unset=False)
             else:
-                problems.append(
-                    f"{at(child)}: must be a mapping; not {child.text!r}; "
-                    f"write {child.origin.key}.use={child.text}"
-                )
+                hint = _component_hint(child)
+                problems.append(f"{at(child)}: must be a mapping; not {child.text!r}{hint}")
         return replace(node, items=parts)
     return node
+
+
+def _component_hint(leaf: Leaf) -> str:
+    """What to write where a component's name, or the component itself, stands for its section."""
+    if callable(leaf.value):
+        return (
+            "; a config names components: give the object to Forge(plugins=[...]) in a plugin and "
+            f"write its name as {leaf.origin.key}.use (docs/writing-a-plugin.md)"
+        )
+    return f"; write {leaf.origin.key}.use={leaf.text}"
 
 
 def _checked_component(node: Table, problems: list[str]) -> Table | None:

@@ -38,19 +38,22 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     """Every function that looks like a hook is one, is marked, and takes what the hook gives.
 
     Raises:
-        UnfitError: names the function and, where there is one, the hook that was probably meant.
+        UnfitError: names the function and, where there is one, the hook that was probably meant; or
+            an object has no hook at all.
     """
     hooks = {
         name: caller.spec
         for name, caller in vars(manager.hook).items()
         if isinstance(caller, pluggy.HookCaller) and caller.spec is not None
     }
+    found = inspect.ismodule(plugin)  # its hooks may come later
     for name in dir(plugin):
         function = getattr(plugin, name)
         if not inspect.isroutine(function):
             continue
         options = manager.parse_hookimpl_opts(plugin, name)
         if options is None:
+            found |= name.startswith("forge_")
             if name.startswith("forge_") and not hasattr(function, "forge_spec"):
                 _check_unmarked(name, hooks)
             continue
@@ -59,11 +62,17 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
             if options["optionalhook"]:
                 continue
             raise UnfitError(f"{hook} is not a hook{_did_you_mean(hook, hooks, cutoff=0.6)}")
+        found = True
         known = hooks[hook].argnames
         for parameter in inspect.signature(function).parameters.values():
             if parameter.default is parameter.empty and parameter.name not in known:
                 has = ", ".join(known) or "none"
                 raise UnfitError(f"{hook} has no argument {parameter.name!r} (it has: {has})")
+    if not found:
+        raise UnfitError(
+            f"{_article(plugin)} has no hook; a plugin is a module or an object with functions "
+            "marked @hookimpl, such as forge_rewards (docs/writing-a-plugin.md)"
+        )
 
 
 def _check_unmarked(name: str, hooks: Iterable[str]) -> None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forge_core.contracts import described
+from forge_core.errors import ForgeError, RunFailed
 from forge_core.run.records import Event, RunInfo, StepRecord, Summary
 
 if TYPE_CHECKING:
@@ -15,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class Broadcast:
-    """Args:
-    trackers: heard in this order.
-    hook: the plugin manager's lifecycle hooks.
+    """A tracker that raises is named in the error, and is told nothing after that.
+
+    Args:
+        trackers: by name, told in this order.
+        hook: the plugin manager's lifecycle hooks.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], hook: Any) -> None:
-        self._trackers = trackers
+    def __init__(self, trackers: Mapping[str, Tracker], hook: Any) -> None:
+        self._trackers = dict(trackers)
         self._hook = hook
         self.listeners: list[Callable[[str], None]] = []
         """Called with the message of every event that is progress, not a report of waiting."""
@@ -29,16 +33,12 @@ class Broadcast:
         self._lock = threading.RLock()
 
     def start(self, run: RunInfo) -> None:
-        with self._lock:
-            for tracker in self._trackers:
-                tracker.start(run)
+        self._tell("start", run)
         self._hook.forge_run_started(run=run)
 
     def event(self, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
         event = Event(time=time.time(), kind=kind, message=message, data=dict(data or {}))
-        with self._lock:
-            for tracker in self._trackers:
-                tracker.event(event)
+        self._tell("event", event)
         if kind != "waiting":
             for listener in self.listeners:
                 listener(message)
@@ -46,13 +46,29 @@ class Broadcast:
     def step(self, record: StepRecord, episodes: Sequence[Episode]) -> None:
         self._hook.forge_step_finished(record=record)
         with self._lock:
-            for tracker in self._trackers:
-                tracker.step(record)
-                if episodes:
-                    tracker.episodes(record.step, episodes)
+            self._tell("step", record)
+            if episodes:
+                self._tell("episodes", record.step, episodes)
 
     def finish(self, summary: Summary) -> None:
+        try:
+            self._tell("finish", summary)
+        finally:
+            self._hook.forge_run_finished(summary=summary)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of every tracker; the first failure is raised when all were called."""
+        failures: list[tuple[str, Exception]] = []
         with self._lock:
-            for tracker in self._trackers:
-                tracker.finish(summary)
-        self._hook.forge_run_finished(summary=summary)
+            for name, tracker in list(self._trackers.items()):
+                try:
+                    getattr(tracker, method)(*arguments)
+                except Exception as error:
+                    failures.append((name, error))
+                    del self._trackers[name]
+        if failures:
+            name, failure = failures[0]
+            if isinstance(failure, ForgeError):
+                raise failure
+            message = f"{method}: {described(failure)}"
+            raise RunFailed(message, component=f"tracker {name}") from failure

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import socket
 import sys
 import time
@@ -134,6 +135,10 @@ class RunFolder:
                 f"model: {self.path} has made its model from model.init and goes on with it; "
                 "another model needs a run of its own"
             )
+
+    def remove(self) -> None:
+        """Delete the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_config(self, config: RunConfig) -> None:
         self.config.write_text(config.to_yaml())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.contracts import blaming, check_task, steps_planned
+from forge_core.contracts import blaming, check_task, described, steps_planned
 from forge_core.errors import (
     DataError,
     ForgeError,
@@ -174,12 +174,19 @@ class RunSession:
 
         Raises:
             RunFailed: something broke; trackers were told first.
+            UsageError: the config or the data are wrong, and nothing was trained or scored; a new
+                run's folder is removed.
             RunStopped: a stage ended short of its target.
             RunInterrupted: a signal asked for it; a checkpoint was written.
         """
         started = time.monotonic()
         if self.config.model.init is not None:
             check_init(self.config.model.init)
+        context = early_context(self.config.stages[0])
+        trackers = {}
+        for name, selection in self.config.trackers.items():
+            with blaming(selection, "build"):
+                trackers[name] = selection.build(context)
         self.folder = self._resumed or RunFolder.create(
             self.config.checkpointing.output_dir, self.config.name
         )
@@ -189,8 +196,6 @@ class RunSession:
         state = self._newest_state()
         self.folder.write_config(self.config)
         self.folder.write_lock(self.config, self._plugins)
-        context = early_context(self.config.stages[0])
-        trackers = [selection.build(context) for selection in self.config.trackers.values()]
         self.broadcast = Broadcast(trackers, self.hook)
         self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)
         self.broadcast.listeners.append(self.watchdog.heard)
@@ -201,7 +206,8 @@ class RunSession:
                 self.broadcast.start(self._info(state))
                 for line in [*unused_keys(self.config), *cautions(self.config)]:
                     self.broadcast.event("warning", line)
-                self.runtime: Runtime = self.config.runtime.build(context)
+                with blaming(self.config.runtime, "build"):
+                    self.runtime: Runtime = self.config.runtime.build(context)
                 try:
                     await self._stages(state)
                 finally:
@@ -211,13 +217,37 @@ class RunSession:
                     finally:
                         await self.runtime.close()
         except BaseException as error:
-            failure = error
-            raise
+            failure = self._failure(error)
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             summary = self._summary(failure, time.monotonic() - started)
             self.folder.write_summary(summary)
-            self.broadcast.finish(summary)
+            try:
+                self.broadcast.finish(summary)
+            finally:
+                if summary.exit_code == UsageError.exit_code and self._resumed is None:
+                    self.folder.remove()
         return summary
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """What the run raises for an error: a ``ForgeError`` that says where it came from.
+
+        What is wrong with the config or the data is a ``UsageError`` (exit code 2) only as long as
+        nothing was trained or scored; later the run has failed (1).
+        """
+        if isinstance(error, UsageError):
+            begun = self.last_record or self._evaluations or self.checkpoints.steps()
+            return RunFailed(str(error), log_tail=error.log_tail) if begun else error
+        if isinstance(error, ForgeError) or not isinstance(error, Exception):
+            return error
+        notes = "; ".join(note for note in getattr(error, "__notes__", ()) if "\n" not in note)
+        step = self.last_record.step if self.last_record else 0
+        return RunFailed(
+            f"{described(error)}" + (f" ({notes})" if notes else ""),
+            component=f"{caller.get()}, after step {step}",
+        )
 
     async def _stages(self, state: RunState | None) -> None:
         from forge_core.models.folder import materialize

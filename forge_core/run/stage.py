@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from forge_core.command import forge_command
 from forge_core.data.order import TaskOrder
 from forge_core.errors import RunInterrupted, RunStopped, UsageError
 from forge_core.models.stop_tokens import stop_token_ids
@@ -365,7 +366,7 @@ class Stage:
                     await self.save()
                 raise RunInterrupted(
                     f"stopped by {self.session.stop.requested} at step {step.run_number}; "
-                    f"go on with: forge run --resume {self.session.folder.path}"
+                    f"go on with: {forge_command()} run --resume {self.session.folder.path}"
                 )
         await self._evaluate("after")
 

@@ -179,7 +179,9 @@ class Lives:
 
     async def _spawn(self, index: int) -> LiveReplica:
         with self._waiting(f"replica {index} to start"):
-            live = LiveReplica(index, await self._runtime.spawn(replace(self._spec, index=index)))
+            replica = await self._runtime.spawn(replace(self._spec, index=index))
+        selection = self._spec.selection
+        live = LiveReplica(index, replica, f"{selection.family} {selection.name}")
         watcher = asyncio.ensure_future(self._watch(live))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)

@@ -14,13 +14,15 @@ class LiveReplica:
 
     Attributes:
         index: of the replica in its service.
+        component: for messages, such as ``generator torch``.
         in_flight: calls a service has given it.
         sessions: sessions pinned to it.
         cause: why it died; None while it lives.
     """
 
-    def __init__(self, index: int, replica: Replica) -> None:
+    def __init__(self, index: int, replica: Replica, component: str) -> None:
         self.index = index
+        self.component = component
         self.in_flight = 0
         self.sessions = 0
         self.cause: str | None = None
@@ -48,7 +50,7 @@ class LiveReplica:
         except ReplicaDied as death:
             raise ReplicaDied(str(death), replica=self.index, log_tail=death.log_tail) from death
         except Exception as error:
-            error.add_note(f"in {method}() on replica {self.index}")
+            error.add_note(f"in {method}() on replica {self.index} of {self.component}")
             raise
         finally:
             self._scopes.discard(scope)

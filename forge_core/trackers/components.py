@@ -59,9 +59,7 @@ def build_tensorboard(settings: TensorboardSettings, context: BuildContext) -> T
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UsageError(
-            f"tracker tensorboard: {error}; pip install 'forge-rl-core[tensorboard]'"
-        ) from error
+        raise UsageError(f"tracker tensorboard: {error}; pip install tensorboard") from error
     from forge_core.trackers.tensorboard import TensorboardTracker
 
     return TensorboardTracker(SummaryWriter)
@@ -73,8 +71,7 @@ def check_tensorboard(settings: TensorboardSettings, context: BuildContext) -> N
     """
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
-            "tracker tensorboard: the package tensorboard is not installed; "
-            "pip install 'forge-rl-core[tensorboard]'"
+            "tracker tensorboard: the package tensorboard is not installed; pip install tensorboard"
         )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
+from forge_core.command import forge_command
+from forge_core.errors import UsageError
 from forge_core.run.records import Evaluation, Outcome, Summary
 from forge_core.trackers.curves import sparkline
 from forge_core.trackers.history import RunHistory, is_alarm
@@ -38,6 +40,8 @@ def summary_lines(history: RunHistory | None, summary: Summary) -> list[Text]:
         f" · {summary.steps:,} steps in {duration(summary.seconds)}",
     )
     lines = [head, *(Text(f"  {line}") for line in summary.message.splitlines())]
+    if summary.exit_code == UsageError.exit_code:  # nothing was trained, nothing is left to look at
+        return lines
     for block in (_scores(summary.evaluations), _course(history), _places(summary), _next(summary)):
         if block:
             lines += [Text(""), *block]
@@ -105,11 +109,15 @@ def _places(summary: Summary) -> list[Text]:
 
 def _next(summary: Summary) -> list[Text]:
     folder = _short(summary.folder)
-    commands = [("forge runs " + str(folder.parent), "all runs beside this one")]
+    forge = forge_command()
+    commands = [(f"{forge} runs {folder.parent}", "all runs beside this one")]
     if summary.outcome != "finished" and summary.checkpoint is not None:
-        commands.insert(0, (f"forge run --resume {folder}", "go on from the checkpoint"))
+        commands.insert(0, (f"{forge} run --resume {folder}", "go on from the checkpoint"))
     else:
-        commands.append((f"forge config show {folder / 'config.yaml'}", "every value it ran with"))
+        config = folder / "config.yaml"
+        commands.append((f"{forge} config show {config}", "every value it ran with"))
+    if summary.outcome == "finished" and summary.checkpoint is not None:
+        commands.insert(0, (f"{forge} chat {folder}", "talk with the model"))
     width = max(len(command) for command, _ in commands)
     return [
         Text.assemble("  ", (command.ljust(width), "cyan"), (f"  {what}", "dim"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import ConfigError, PluginError
+from forge_core import ConfigError, Forge, PluginError
 from forge_core.config.resolve import RunConfig, resolve
 from forge_core.testing.command import CommandResult
 
@@ -249,3 +249,12 @@ def test_the_command_prints_lines_and_exits_with_2(
         ["error", "a.yaml:3", "los"],
         ["error", "a.yaml:2", "training.batchsize"],
     ]
+
+
+def test_a_function_in_a_config_gets_advice_that_works():
+    with pytest.raises(ConfigError) as caught:
+        Forge().resolve({"recipe": {"use": "sft"}, "rewards": {"mine": lambda sample: 1.0}})
+    (line,) = [line for line in caught.value.problems if "rewards.mine" in line]
+    assert "must be a mapping" in line
+    assert "Forge(plugins=[...])" in line
+    assert "rewards.mine.use=<" not in line

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from forge_core import hookimpl
 from forge_core.testing.plugin import TINY_CHARACTERS
 
 
@@ -28,7 +29,9 @@ def test_an_app_is_fresh_and_knows_no_installed_plugin(forge_app, fake_distribut
     fake_distribution("acme-unseen", "")
 
     class Mine:
-        pass
+        @hookimpl
+        def forge_rewards(self):
+            return []
 
     app = forge_app(Mine())
     assert [plugin.name for plugin in app.plugins.plugins()] == ["core", "Mine"]

@@ -409,3 +409,9 @@ def test_an_exception_in_addhooks_breaks_the_plugin():
 
     with pytest.raises(PluginError, match="forge_addhooks failed: AttributeError"):
         PluginManager([Adds()], discover=False)
+
+
+@pytest.mark.parametrize("plugin", [lambda sample: 1.0, object(), {"rewards": 1}])
+def test_an_object_without_hooks_is_no_plugin(plugin):
+    with pytest.raises(PluginError, match=r"is broken: an? \w+ has no hook; a plugin is a module"):
+        PluginManager([plugin], discover=False)

@@ -102,7 +102,7 @@ async def test_an_exception_reaches_the_caller_and_the_replica_lives_on(site, st
     policy = await start()
     with pytest.raises(ValueError, match="no good on 0") as caught:
         await policy.fail.route(0)
-    assert "in fail() on replica 0" in caught.value.__notes__
+    assert "in fail() on replica 0 of generator worker" in caught.value.__notes__
     assert await policy.index.route() == 0
     assert len(site.workers) == 1
     assert policy.metrics()["errors"] == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge_core.command import forge_command
 from forge_core.run.records import Summary
 from forge_core.trackers.plain import PlainLog
 
@@ -91,7 +92,7 @@ def test_the_end_of_a_failed_run(tmp_path: Path, replay: Callable[..., Any], clo
     assert "  trainer torch: the loss is nan at step 201" in lines
     assert "  error       RUN/error.txt" in lines
     assert "  grpo            0.540 → 0.815  (200 tasks)" in lines
-    assert any(line.startswith("  forge run --resume RUN ") for line in lines)
+    assert any(line.startswith(f"  {forge_command()} run --resume RUN ") for line in lines)
     assert any("warnings    2, the last: trainer torch: the loss is nan" in line for line in lines)
 
 

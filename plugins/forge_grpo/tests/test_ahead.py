@@ -305,7 +305,7 @@ def test_a_failure_ahead_ends_the_run_at_once_as_itself(config: dict[str, Any]) 
     config["sampling"]["max_tokens"] = 30  # long enough to stop by themselves
     config["model"]["init"]["config"]["initializer_range"] = 0.02
     broken = order_of(config)[1][0]
-    with pytest.raises(OSError, match="the tool is gone"):
+    with pytest.raises(RunFailed, match="OSError: the tool is gone"):
         run(
             config,
             *("recipe.max_staleness=1", "environment.use=breaking", "trainer.use=slow"),

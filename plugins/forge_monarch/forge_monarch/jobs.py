@@ -70,9 +70,7 @@ def kubernetes_job(settings: KubernetesSettings) -> Any:
     try:
         from monarch.job.kubernetes import ImageSpec, KubernetesJob
     except ImportError as error:
-        raise PluginError(
-            f"runtime.kubernetes: {error}; pip install forge-rl-monarch[kubernetes]"
-        ) from error
+        raise PluginError(f"runtime.kubernetes: {error}; pip install kubernetes") from error
     resources: dict[str, Any] = {
         name: value
         for name, value in (

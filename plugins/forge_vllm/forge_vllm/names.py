@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from forge_core.command import INSTALL_ENGINES
 from forge_core.errors import ConfigError
 
-INSTALL = "pip install 'forge-rl-vllm[cpu]' (without a GPU) or 'forge-rl-vllm[cuda]'"
+INSTALL = f"{INSTALL_ENGINES} in a clone of Forge's repository, or pip install vllm"
 
 
 def vllm_version() -> str | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,10 +122,16 @@ def test_in_bfloat16_logprobs_are_the_forward_passs_to_its_rounding(
     assert float(difference.max()) < 0.5
 
 
-def test_generate_answers_through_the_template(smollm2: Path) -> None:
+def test_generate_and_chat_answer_through_the_template(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("--temperature", "0", "--max-tokens", "16")
     question = "What is the capital of France?"
     result = run_in_process("generate", str(smollm2), question, *options)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "The capital of France is Paris.\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{question}\n"))
+    result = run_in_process("chat", str(smollm2), *options)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "The capital of France is Paris.\n"
 
@@ -131,8 +140,6 @@ def test_vllm_computes_the_same(
     smollm2: Path, model: PreTrainedModel, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
-    import json
-
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
     result = run_as_process(

@@ -12,15 +12,15 @@ TORCH_FREE=(
     plugins/forge_sft/tests/test_jsonl.py
     plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
 )
-# These import torch, or ask forge doctor about an environment that has everything.
-NEED_TORCH=(
-    tests/plugins/test_doctor.py tests/plugins/test_fixtures.py tests/plugins/test_model_command.py
-    tests/plugins/test_writing_a_plugin.py
-)
+# Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment
+# with everything in it; and those of forge model, which opens what it has made.
+HEAVY='(import|from) (torch|transformers|safetensors)|forge_core[.](models|tensors)|tiny_model'
+mapfile -t need_torch < <(grep -rlE --include='*.py' "$HEAVY" "${TORCH_FREE[@]}")
+need_torch+=(tests/plugins/test_doctor.py tests/plugins/test_model_command.py)
 
 # Make the environment, unless it is there and nothing has changed since.
 install_light() {
-    local python=$1 venv=$2 wanted
+    local python=$1 venv=$2 wanted plugins
     wanted="$("$python" --version) $(cat pyproject.toml plugins/*/pyproject.toml requirements/*.txt scripts/*.sh | cksum) $FORGE_ROOT"
     [ "$(cat "$venv/.forge-installed" 2>/dev/null)" = "$wanted" ] && return
     rm -rf "$venv"
@@ -28,8 +28,10 @@ install_light() {
     export PIP_DISABLE_PIP_VERSION_CHECK=1
     "$venv/bin/pip" install -q -c requirements/constraints.txt -e '.[testing]' \
         editables hatchling jsonschema math-verify pytest-xdist || die "installation failed"
-    "$venv/bin/pip" install -q --no-deps --no-build-isolation \
-        -e plugins/forge_torch -e plugins/forge_sft -e plugins/forge_grpo || die "installation failed"
+    # The plugins that are installed by default, without what they need.
+    mapfile -t plugins < <(grep -oE '^-e plugins/\S+' requirements/workspace.txt | tr ' ' '\n')
+    "$venv/bin/pip" install -q --no-deps --no-build-isolation "${plugins[@]}" \
+        || die "installation failed"
     printf '%s\n' "$wanted" > "$venv/.forge-installed"
 }
 
@@ -44,5 +46,5 @@ for version in $PYTHON_VERSIONS; do
     venv="$FORGE_VENV-$version"
     install_light "$python" "$venv"
     PATH="$venv/bin:$PATH" "$venv/bin/python" -m pytest -q -n 2 --dist loadfile -p no:cacheprovider \
-        "${TORCH_FREE[@]}" "${NEED_TORCH[@]/#/--ignore=}" "$@"
+        "${TORCH_FREE[@]}" "${need_torch[@]/#/--ignore=}" "$@"
 done

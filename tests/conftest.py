@@ -8,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# By the clock, an example that waits for a busy machine would fail.
+settings.register_profile("patient", settings.default, deadline=None)
+settings.load_profile("patient")
 
 GUIDE = Path(__file__).parents[1] / "docs" / "writing-a-plugin.md"
 FILE = re.compile(r"^```\w+ title=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -117,9 +117,9 @@ def test_grpo_sees_the_models_own_template(grpo_run: Path) -> None:
 
 
 def test_a_checkpoint_is_a_model_for_transformers(grpo_run: Path, smollm2: Path) -> None:
-    checkpoint = grpo_run / "checkpoints" / "step_2"
     import torch
 
+    checkpoint = grpo_run / "checkpoints" / "step_2"
     before, after = load_model(smollm2), load_model(checkpoint)
     assert after.config.tie_word_embeddings
     assert after.lm_head.weight is after.model.embed_tokens.weight
@@ -149,3 +149,22 @@ def test_a_resumed_run_has_the_same_numbers(grpo_run: Path) -> None:
     result = run_as_process("run", "--resume", str(resumed), cwd=resumed.parents[1], timeout=600)
     assert result.exit_code == 0, result.stderr
     assert untimed(lines_of(resumed / "metrics.jsonl")) == before
+
+
+def test_titan_takes_the_step_that_torch_takes(smollm2: Path, rows: Path, big_folder: Path) -> None:
+    """Loss and gradient of one step on real text, with tied weights."""
+    pytest.importorskip("torchtitan")
+    (torch_step, titan_step) = (
+        lines_of(
+            run(
+                big_folder / trainer,
+                sft_config(smollm2, rows, training={"steps": 1, "batch_size": 4}),
+                *("--trainer", trainer),
+            )
+            / "metrics.jsonl"
+        )[0]
+        for trainer in ("torch", "titan")
+    )
+    for name in ("loss", "grad_norm"):
+        assert titan_step[name] == pytest.approx(torch_step[name], rel=1e-3), name
+    assert titan_step["trained_tokens"] == torch_step["trained_tokens"]

@@ -285,7 +285,11 @@ class Recipe(Protocol):
         ...
 
     async def run(self, stage: Stage) -> None:
-        """Drive ``stage.steps()`` to its end; raise if the target cannot be reached."""
+        """Drive ``stage.steps()`` to its end; raise if the target cannot be reached.
+
+        Make one optimizer step in each step of the stage: the learning-rate schedule counts them,
+        and more stop the run. A recipe that samples from what it trains publishes after training.
+        """
         ...
 
 

@@ -22,6 +22,8 @@ LONGEST_NUMBER = 1000
 DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+)")
 """A comma that cannot stand between thousands."""
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?[eE][+-]?\d{1,2})(?![\w.^{])")
+UPRIGHT = re.compile(r"\\mathrm\{([a-z])\}")
+"""A constant such as e, which Math-Verify knows in italics only."""
 DIGIT_GAP = re.compile(r"(?<=\d)(?:\{,\}|\\[,!; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 
 MIXED = re.compile(r"(-?\d+)\s+(\d+)/(\d+)")
@@ -80,7 +82,7 @@ def tagged(text: str, tag: str | None, *, cut_off: bool) -> str | None:
 
 def tidy(text: str) -> str:
     """One way to write minus signs, grouped digits and powers of ten (``1.5e3`` is ``1500``)."""
-    text = DIGIT_GAP.sub("", text.replace("\u2212", "-"))
+    text = UPRIGHT.sub(r"\1", DIGIT_GAP.sub("", text.replace("\u2212", "-")))
     return SCIENTIFIC.sub(lambda match: decimal(Fraction(match[1])), text)
 
 

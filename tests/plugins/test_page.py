@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from forge_core import hookimpl
+
 
 def test_health_causes_components_and_conflicts_are_shown(install, run_forge):
     install("good", "import_error", "wrong_version", "conflict")
@@ -46,7 +48,9 @@ def test_debug_shows_the_traceback_behind_a_cause(install, run_forge):
 
 def test_plugins_handed_over_are_listed(forge_app, run_forge):
     class Mine:
-        pass
+        @hookimpl
+        def forge_rewards(self):
+            return []
 
     result = run_forge("plugins", app=forge_app(Mine()))
     assert "Mine    handed over in code  ok" in result.stdout

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_core.cli.table import print_table
-from forge_core.component import ModelMaker
-from forge_core.errors import PluginError, UsageError
+from forge_core.errors import UsageError
+from forge_core.plugins.models import model_makers
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
+    from forge_core.component import ModelMaker
 
 
 @click.command()
@@ -27,7 +28,7 @@ def model(app: Forge, name: str | None, folder: Path | None) -> None:
 
     Without NAME, list the models that plugins ship.
     """
-    makers = _makers(app)
+    makers = model_makers(app.plugins)
     if name is None:
         rows = [(maker.name, maker.summary) for maker in makers.values()]
         print_table(("model", "summary"), rows, style="bold")
@@ -42,24 +43,6 @@ def model(app: Forge, name: str | None, folder: Path | None) -> None:
         raise UsageError(f"{target} exists already; name another folder, or remove it first")
     _make(makers[name], target)
     click.echo(target)
-
-
-def _makers(app: Forge) -> dict[str, ModelMaker]:
-    """Name -> what makes the model."""
-    makers: dict[str, ModelMaker] = {}
-    for contributed in app.plugins.hook.forge_models():
-        for maker in contributed:
-            if not isinstance(maker, ModelMaker):
-                raise PluginError(
-                    f"forge_models yielded a {type(maker).__name__}, not a ModelMaker"
-                )
-            if maker.name in makers:
-                raise PluginError(
-                    f"model {maker.name!r} is provided twice; leave one of the plugins out "
-                    "(forge -p no:NAME)"
-                )
-            makers[maker.name] = maker
-    return makers
 
 
 def _make(maker: ModelMaker, target: Path) -> None:

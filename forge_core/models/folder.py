@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.command import forge_command
 from forge_core.errors import ConfigError, DataError
 from forge_core.models.architectures import causal_language_models
 from forge_core.models.characters import character_tokenizer, check_characters
@@ -63,8 +65,12 @@ def materialize(model: ModelSection, folder: Path, seed: int) -> Path:
     return _checked_source(model)
 
 
-def check_model(model: ModelSection) -> None:
+def check_model(model: ModelSection, shipped: Collection[str] = ()) -> None:
     """Check a model section before anything is started, without importing transformers.
+
+    Args:
+        model: of the config.
+        shipped: names of the models that ``forge model`` can make.
 
     Raises:
         ConfigError: the section names no model, or the alphabet of ``init`` cannot be used.
@@ -72,7 +78,7 @@ def check_model(model: ModelSection) -> None:
             language model of its type.
     """
     if model.init is None:
-        _checked_source(model)
+        _checked_source(model, shipped)
         return
     check_characters(model.init.characters)
     _check_model_type(model.init.architecture, "model.init.architecture")
@@ -187,7 +193,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _checked_source(model: ModelSection) -> Path:
+def _checked_source(model: ModelSection, shipped: Collection[str] = ()) -> Path:
     """The folder that ``path`` or ``name`` stands for, checked."""
     name = model.name
     if model.path is None and not name:
@@ -201,7 +207,9 @@ def _checked_source(model: ModelSection) -> Path:
             f"(hf download {name} --local-dir DIR) and set model.path=DIR"
         )
     hint = ""
-    if HUB_NAME.fullmatch(name):
+    if folder.name in shipped:
+        hint = f"; make it with: {forge_command()} model {folder.name} {folder}"
+    elif HUB_NAME.fullmatch(name):
         hint = f"; download it first: hf download {name} --local-dir {folder}"
     elif HUB_NAME.fullmatch(str(folder)) and not folder.parent.is_dir():
         local = f"models/{folder.name}"

@@ -20,6 +20,7 @@ from forge_core.errors import (
     UsageError,
 )
 from forge_core.models.folder import check_init, check_model
+from forge_core.plugins.models import model_makers
 from forge_core.run.broadcast import Broadcast
 from forge_core.run.cautions import cautions
 from forge_core.run.checkpoint import CheckpointStore, RunState
@@ -74,7 +75,7 @@ class RunSession:
         self.last_record: StepRecord | None = None
         self._recipes: list[Recipe] = []
         self.total_steps: list[int] = []
-        check_model(config.model)
+        check_model(config.model, model_makers(plugins))
         check_evaluation(config)
         for tracker in config.trackers.values():
             tracker.check(early_context(config.stages[0]))

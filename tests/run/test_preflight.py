@@ -82,6 +82,13 @@ def test_a_model_folder_without_a_file(
     assert f"model folder {folder}: lacks {message}" in line
 
 
+def test_a_model_that_a_plugin_ships_is_made_by_a_command(refused: Refused, tmp_path: Path) -> None:
+    folder = tmp_path / "smollm2"
+    line = refused(small_config(model={"path": str(folder)}))
+    assert f"{folder}: no such folder; make it with: " in line
+    assert line.endswith(f"forge model smollm2 {folder}")
+
+
 def test_a_run_folder_as_a_model_names_its_newest_checkpoint(
     refused: Refused, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from forge_core import Forge, UsageError
     ],
 )
 def test_the_default_transport_reaches_where_the_replicas_live(override, transport):
-    config, _ = Forge().check("quickstart", [override])
+    config = Forge().resolve("quickstart", [override])  # a check would look for the GPUs
     assert {stage.transport.name for stage in config.stages} == {transport}
 
 

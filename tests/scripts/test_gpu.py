@@ -132,7 +132,7 @@ def test_a_part_that_ends_badly_is_named(bench: ModuleType, tmp_path: Path) -> N
     assert (late.ended, late.rows) == ("out of time", [])
     failed = bench.run("sft:0.6b:torch", given, 300, tmp_path)
     assert failed.ended == "failed"
-    assert "config.json" in failed.reason
+    assert failed.reason.startswith("FileNotFoundError: ")  # the end of a long line is cut off
     assert bench.run("facts", given, -1.0, tmp_path).ended == "skipped"
     text = bench.table([late, failed])
     assert "| facts | out of time |" in text

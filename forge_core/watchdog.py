@@ -157,7 +157,8 @@ class Watchdog:
             ago = time.monotonic() - when
             message += f"; last event {ago:.3g} s ago: {event}"
             data |= {"last_event": event, "last_event_seconds": ago}
-        logger.warning("%s", message)
+        # Trackers show the event; as a warning, Python would print it a second time.
+        logger.info("%s", message)
         try:
             self._on_event("waiting", message, data)
         except Exception:

@@ -86,7 +86,7 @@ def test_a_report_names_the_last_event(watchdog, listener):
 
 
 def test_the_log_tells_too(watchdog, listener, caplog):
-    with caplog.at_level(logging.WARNING), watchdog.waiting("recipe", "generate"):
+    with caplog.at_level(logging.INFO), watchdog.waiting("recipe", "generate"):
         listener.wait_for(1)
     assert any("recipe has waited" in record.message for record in caplog.records)
 

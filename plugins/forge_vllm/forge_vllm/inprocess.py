@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+)
 from vllm.inputs import tokens_input
 from vllm.triton_utils import dispatcher
 from vllm.v1.engine import FinishReason
@@ -82,6 +86,10 @@ class InProcessEngine:
             with _process_left_as_it_was(), _proxies_passed_by():
                 self._engine: Any = LLMEngine.from_engine_args(args)
         except BaseException:
+            # What vLLM made before it failed would be in the way of the next engine or trainer.
+            with _process_groups_kept(self._groups_were_there):
+                destroy_model_parallel()
+                destroy_distributed_environment()
             _only_one.release()
             raise
         self.vllm_config = self._engine.vllm_config

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.models.folder import materialize
@@ -179,6 +180,8 @@ def test_no_room_for_one_sequence_in_the_cache(
     line = fails(small_config, "generator.engine.kv_cache_memory_bytes=1000")
     assert "KV cache" in line
     assert "generator.engine.kv_cache_memory_bytes" in line
+    # Nothing of the engine that did not start is in the way of the next one, or of a trainer.
+    assert not torch.distributed.is_initialized()
 
 
 def test_several_ranks_for_one_replica(small_config: Config, fails: Callable[..., str]) -> None:

@@ -48,56 +48,42 @@ async def rollout_group(
         DataError: the chat template does not allow episodes of several turns, or the generator
             refuses the sampling or a token.
     """
-    try:
-        return await _rollout_group(
-            task,
-            environment,
-            size,
-            generate=generate,
-            tokenizer=tokenizer,
-            sampling=sampling,
-            seed=seed,
+    with _naming(task):
+        with _in_environment(environment, task, "start"):
+            interactions = [_checked(environment.start(task, seed)) for _ in range(size)]
+        prompt = interactions[0].prompt
+        text = prompt_text(prompt, tokenizer, task.tools)
+        tokens = encode_prompt(prompt, tokenizer, task.tools)
+        completions = await generate(tokens, replace(sampling, n=size, seed=seed))
+        episodes = [Episode(task, [Turn("prompt", tokens)], text) for _ in range(size)]
+        await asyncio.gather(
+            *(
+                _play(
+                    episode,
+                    interaction,
+                    completion,
+                    environment=environment,
+                    generate=generate,
+                    tokenizer=tokenizer,
+                    sampling=sampling,
+                    seed=derive_seed(seed, "episode", index),
+                )
+                for index, (episode, interaction, completion) in enumerate(
+                    zip(episodes, interactions, completions, strict=True)
+                )
+            )
         )
+    return Group(task, episodes)
+
+
+@contextmanager
+def _naming(task: Task) -> Iterator[None]:
+    """A ``DataError`` names the task, and stays of its kind."""
+    try:
+        yield
     except DataError as error:
         kind = next(kind for kind in (NoRoom, PromptRefused, DataError) if isinstance(error, kind))
         raise kind(f"task {task.id!r}: {error}") from error
-
-
-async def _rollout_group(
-    task: Task,
-    environment: Environment,
-    size: int,
-    *,
-    generate: Generate,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    seed: int,
-) -> Group:
-    with _in_environment(environment, task, "start"):
-        interactions = [_checked(environment.start(task, seed)) for _ in range(size)]
-    prompt = interactions[0].prompt
-    text = prompt_text(prompt, tokenizer, task.tools)
-    tokens = encode_prompt(prompt, tokenizer, task.tools)
-    completions = await generate(tokens, replace(sampling, n=size, seed=seed))
-    episodes = [Episode(task, [Turn("prompt", tokens)], text) for _ in range(size)]
-    await asyncio.gather(
-        *(
-            _play(
-                episode,
-                interaction,
-                completion,
-                environment=environment,
-                generate=generate,
-                tokenizer=tokenizer,
-                sampling=sampling,
-                seed=derive_seed(seed, "episode", index),
-            )
-            for index, (episode, interaction, completion) in enumerate(
-                zip(episodes, interactions, completions, strict=True)
-            )
-        )
-    )
-    return Group(task, episodes)
 
 
 async def _play(

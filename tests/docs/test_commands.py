@@ -87,11 +87,11 @@ def test_command(line: str, folder: Path, run_documented: Callable[[list[str]], 
     # A run's folder is called after the time; the one that was made for this test stands for it.
     words = [re.sub(r"^runs/\S+$", f"runs/{finished.name}", word) for word in words]
     result = run_documented(words)
-    assert result.exit_code == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    for path in (folder / "runs").iterdir():
+    for path in (folder / "runs").iterdir():  # also of a command that failed: others come after it
         if path != finished:
             path.rename(folder / f"done-{path.name}-{abs(hash(line))}")
+    assert result.exit_code == 0, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_installed_package_works_in_a_run(

@@ -64,8 +64,9 @@ class Child:
         """Kill the child and all it has started. Safe to call twice."""
         if not self._closed:
             # First what the child started, wherever that has moved to: as long as the outer process
-            # lives, all of it can be found below it.
-            kill_descendants(self._process.pid)
+            # lives, all of it is found below it. Its id may be another's once it was waited for.
+            if self._process.returncode is None:
+                kill_descendants(self._process.pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

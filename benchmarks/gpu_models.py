@@ -56,7 +56,9 @@ def make(shape: str, folder: Path, device: str) -> int:
         **SHAPES[shape],
     )
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, trust_remote_code=False
+        )
     model.save_pretrained(folder)
     words = {"a": 0, "b": 1}
     Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))

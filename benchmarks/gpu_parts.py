@@ -23,8 +23,16 @@ import torch
 import torch.nn.functional as F
 from gpu_models import make, operations, rows
 
-from forge_core import BuildContext, Component, Selection, TrainSequence
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelSection,
+    Sampling,
+    Selection,
+    TrainingSection,
+    TrainSequence,
+)
 from forge_core.models.folder import load_model
 from forge_core.models.weights import named_weights
 from forge_core.tensors.accumulate import fuses
@@ -32,7 +40,6 @@ from forge_core.tensors.chunks import CPU_BYTES
 from forge_core.tensors.logprobs import chunk_bytes_on, token_logprobs
 from forge_core.tensors.variable_length import trouble
 from forge_core.testing.context import bare_context
-from forge_core.types import Sampling
 
 REPEATS = 4
 MIB = 2**20

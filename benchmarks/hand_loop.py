@@ -130,8 +130,10 @@ def main() -> None:
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.float32, trust_remote_code=False
+    )
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, trust_remote_code=False)
     workload = WORKLOADS[arguments.workload]
     if isinstance(workload, Grpo):
         timing = grpo(model, tokenizer, workload, arguments)

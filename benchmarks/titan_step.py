@@ -81,7 +81,7 @@ def run_side(side: str, folder: str, arguments: argparse.Namespace) -> dict[str,
 
 
 def make_model(folder: Path, arguments: argparse.Namespace) -> None:
-    from forge_core.config.sections import ModelInit, ModelSection
+    from forge_core import ModelInit, ModelSection
     from forge_core.models.folder import materialize
 
     config = {
@@ -119,8 +119,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
     import asyncio
 
-    from forge_core import BuildContext, Selection, TrainSequence
-    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core import (
+        BuildContext,
+        DistributedSection,
+        ModelSection,
+        Selection,
+        TrainingSection,
+        TrainSequence,
+    )
     from forge_sft.plugin import forge_losses
     from forge_titan.settings import TitanTrainerSettings, build_trainer
 

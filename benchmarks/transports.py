@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from forge_core.protocols import Transport
+from forge_core import Transport
 from forge_core.tensors.checksum import checksum
 from forge_torch.transports.memory import MemoryTransport
 from forge_torch.transports.shm import ShmTransport
@@ -76,7 +76,11 @@ class Files:
 
     async def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
         file = self.folder / str(version)
-        loaded = torch.load(file, mmap=True) if self.way == "torch_save" else load_file(file)
+        loaded = (
+            torch.load(file, mmap=True, weights_only=True)
+            if self.way == "torch_save"
+            else load_file(file)
+        )
         for item in loaded.items():
             yield item
 

@@ -79,8 +79,10 @@ def load(arguments: Arguments) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(arguments.threads)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForCausalLM.from_pretrained(
+        arguments.model, dtype=torch.float32, trust_remote_code=False
+    )
+    return model, AutoTokenizer.from_pretrained(arguments.model, trust_remote_code=False)
 
 
 def grpo(workload: Grpo, arguments: Arguments, folder: str) -> Timing:

@@ -61,8 +61,13 @@ class ForgePeer(Peer):
 
     @classmethod
     async def start(cls, model: Path, place: str) -> ForgePeer:
-        from forge_core import BuildContext, Selection
-        from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+        from forge_core import (
+            BuildContext,
+            DistributedSection,
+            ModelSection,
+            Selection,
+            TrainingSection,
+        )
         from forge_core.models.folder import load_model
         from forge_core.runtimes.local import LocalRuntime
         from forge_core.services.service import Service
@@ -114,8 +119,7 @@ class ForgePeer(Peer):
 
 def bare_arguments(model: Path) -> Any:
     """vLLM's arguments, as generator `vllm` gives them."""
-    from forge_core import BuildContext
-    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core import BuildContext, DistributedSection, ModelSection, TrainingSection
     from forge_vllm.engine_args import engine_args, set_environment
     from forge_vllm.settings import VllmSettings
 

@@ -3,87 +3,293 @@
 Everything a plugin needs is importable from here; nothing heavy is imported by it.
 """
 
-from forge_core.app import Forge
-from forge_core.component import (
-    BuildContext,
-    Component,
-    Limits,
-    Location,
-    ModelMaker,
-    Placement,
-    Preset,
-    Selection,
-    Settings,
-)
-from forge_core.errors import (
-    ConfigError,
-    DataError,
-    FanoutError,
-    ForgeError,
-    NoRoom,
-    PluginError,
-    PromptRefused,
-    ReplicaDied,
-    RunFailed,
-    RunInterrupted,
-    RunStopped,
-    UsageError,
-    WeightMismatch,
-)
-from forge_core.hookspecs import hookimpl, hookspec
-from forge_core.types import (
-    Completion,
-    CompletionPart,
-    Episode,
-    Group,
-    Message,
-    RewardSample,
-    Sampling,
-    StepResult,
-    Task,
-    TrainSequence,
-    Turn,
-    WeightManifest,
-)
-from forge_core.version import __version__
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge_core.app import Forge
+    from forge_core.contracts.component import (
+        BuildContext,
+        Command,
+        Component,
+        Limits,
+        Location,
+        ModelMaker,
+        Placement,
+        Preset,
+        Section,
+        Selection,
+    )
+    from forge_core.contracts.config import (
+        Provenance,
+        RewardPart,
+        RunConfig,
+        SectionConfig,
+        StageConfig,
+    )
+    from forge_core.contracts.errors import (
+        ConfigError,
+        DataError,
+        EpisodeFailed,
+        Escaped,
+        FanoutError,
+        ForgeError,
+        Interrupted,
+        NoRoom,
+        PluginError,
+        PromptRefused,
+        ReplicaDied,
+        RunFailed,
+        RunInterrupted,
+        RunStopped,
+        UsageError,
+        WeightMismatch,
+        WeightsNotFinite,
+        WriterLost,
+    )
+    from forge_core.contracts.health import (
+        Finding,
+    )
+    from forge_core.contracts.hookspecs import (
+        hookimpl,
+        hookspec,
+    )
+    from forge_core.contracts.loss import (
+        LossBatch,
+        LossOutput,
+    )
+    from forge_core.contracts.memory import (
+        Checkpointing,
+        Memory,
+        ModelShape,
+        Workload,
+    )
+    from forge_core.contracts.protocols import (
+        Dataset,
+        Environment,
+        Generator,
+        Interaction,
+        Loss,
+        Recipe,
+        Replica,
+        Reward,
+        Runtime,
+        ServingGenerator,
+        StreamingGenerator,
+        Tracker,
+        Trainer,
+        Transport,
+    )
+    from forge_core.contracts.recipe import (
+        RecipeContext,
+        ServiceHandle,
+        ServiceMethod,
+        steps_for,
+    )
+    from forge_core.contracts.records import (
+        Evaluation,
+        Event,
+        Outcome,
+        RunInfo,
+        StageInfo,
+        StepRecord,
+        Summary,
+    )
+    from forge_core.contracts.sections import (
+        ArchitectureFields,
+        CheckpointingSection,
+        DatasetKeys,
+        DistributedSection,
+        EnvironmentKeys,
+        EvaluationSection,
+        ModelInit,
+        ModelSection,
+        PlacementKeys,
+        ReferenceKeys,
+        ReplayBufferSection,
+        ReplicatedKeys,
+        RewardKeys,
+        RewardWorkersSection,
+        SamplingSection,
+        TrainingSection,
+    )
+    from forge_core.contracts.seeding import (
+        derive_seed,
+    )
+    from forge_core.contracts.services import (
+        ReplicaSpec,
+        RoutingName,
+        ServiceOptions,
+    )
+    from forge_core.contracts.settings import (
+        Settings,
+    )
+    from forge_core.contracts.step import (
+        Step,
+    )
+    from forge_core.contracts.types import (
+        Completion,
+        CompletionPart,
+        Episode,
+        FinishReason,
+        Group,
+        Message,
+        Prompt,
+        RewardSample,
+        Role,
+        Sampling,
+        StepResult,
+        Task,
+        TrainSequence,
+        Turn,
+        WeightManifest,
+    )
+    from forge_core.version import __version__
 
 __all__ = [
+    "ArchitectureFields",
     "BuildContext",
+    "Checkpointing",
+    "CheckpointingSection",
+    "Command",
     "Completion",
     "CompletionPart",
     "Component",
     "ConfigError",
     "DataError",
+    "Dataset",
+    "DatasetKeys",
+    "DistributedSection",
+    "Environment",
+    "EnvironmentKeys",
     "Episode",
+    "EpisodeFailed",
+    "Escaped",
+    "Evaluation",
+    "EvaluationSection",
+    "Event",
     "FanoutError",
+    "Finding",
+    "FinishReason",
     "Forge",
     "ForgeError",
+    "Generator",
     "Group",
+    "Interaction",
+    "Interrupted",
     "Limits",
     "Location",
+    "Loss",
+    "LossBatch",
+    "LossOutput",
+    "Memory",
     "Message",
+    "ModelInit",
     "ModelMaker",
+    "ModelSection",
+    "ModelShape",
     "NoRoom",
+    "Outcome",
     "Placement",
+    "PlacementKeys",
     "PluginError",
     "Preset",
+    "Prompt",
     "PromptRefused",
+    "Provenance",
+    "Recipe",
+    "RecipeContext",
+    "ReferenceKeys",
+    "ReplayBufferSection",
+    "Replica",
     "ReplicaDied",
+    "ReplicaSpec",
+    "ReplicatedKeys",
+    "Reward",
+    "RewardKeys",
+    "RewardPart",
     "RewardSample",
+    "RewardWorkersSection",
+    "Role",
+    "RoutingName",
+    "RunConfig",
     "RunFailed",
+    "RunInfo",
     "RunInterrupted",
     "RunStopped",
+    "Runtime",
     "Sampling",
+    "SamplingSection",
+    "Section",
+    "SectionConfig",
     "Selection",
+    "ServiceHandle",
+    "ServiceMethod",
+    "ServiceOptions",
+    "ServingGenerator",
     "Settings",
+    "StageConfig",
+    "StageInfo",
+    "Step",
+    "StepRecord",
     "StepResult",
+    "StreamingGenerator",
+    "Summary",
     "Task",
+    "Tracker",
     "TrainSequence",
+    "Trainer",
+    "TrainingSection",
+    "Transport",
     "Turn",
     "UsageError",
     "WeightManifest",
     "WeightMismatch",
+    "WeightsNotFinite",
+    "Workload",
+    "WriterLost",
     "__version__",
+    "derive_seed",
     "hookimpl",
     "hookspec",
+    "steps_for",
 ]
+
+_MODULES = (
+    "version",
+    "contracts.errors",
+    "contracts.types",
+    "contracts.seeding",
+    "contracts.records",
+    "contracts.health",
+    "contracts.memory",
+    "contracts.loss",
+    "contracts.hookspecs",
+    "contracts.settings",
+    "contracts.component",
+    "contracts.services",
+    "contracts.sections",
+    "contracts.protocols",
+    "contracts.step",
+    "contracts.config",
+    "contracts.recipe",
+    "app",
+)
+"""Where the names are, the lightest first: a module is imported to look a name up."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: ``forge`` answers ctrl-C before pydantic is there."""
+    if name in __all__:
+        for module in _MODULES:
+            value = getattr(importlib.import_module(f"forge_core.{module}"), name, None)
+            if value is not None:
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
+    from forge_core.contracts.config import RunConfig
+    from forge_core.contracts.records import Summary
     from forge_core.plugins.manager import PluginManager
-    from forge_core.run.records import Summary
     from forge_core.run.session import RunSession
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Forge:
         self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
     ) -> tuple[RunConfig, list[int]]:
         """Everything that can be checked before a start: the config and each stage's steps."""
-        session = self._session(source, overrides, resume)
+        session = self.prepare(source, overrides, resume=resume)
         return session.config, session.total_steps
 
     def run(
@@ -104,13 +104,33 @@ class Forge:
         Raises:
             ForgeError: a child of it, for everything that is not success.
         """
-        return _run_to_end(self._session(source, overrides, resume).run())
+        return self.execute(self.prepare(source, overrides, resume=resume))
 
-    def _session(self, source: Source, overrides: Overrides, resume: Path | None) -> RunSession:
+    def prepare(
+        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+    ) -> RunSession:
+        """A run that is checked as far as can be, and not started.
+
+        Args:
+            source, overrides, resume: as of ``run``.
+
+        Raises:
+            UsageError: something is wrong with the config, the data, or the run to go on with.
+        """
+        from forge_core.run.interrupt import interrupts_marked
         from forge_core.run.session import RunSession
 
         config = self.resolve(self._source(source, resume), overrides)
-        return RunSession(config, self.plugins, resume=resume or config.checkpointing.resume)
+        with interrupts_marked():
+            return RunSession(config, self.plugins, resume=resume or config.checkpointing.resume)
+
+    def execute(self, session: RunSession) -> Summary:
+        """Start a run that is prepared, and stay until its end.
+
+        Raises:
+            ForgeError: as ``run``.
+        """
+        return _run_to_end(session.run(), session.broken)
 
     def _source(self, source: Source, resume: Path | None) -> Source:
         """A run that goes on does so with its own config, unless another is named."""
@@ -119,8 +139,16 @@ class Forge:
         return RunFolder.open(resume).config if source is None and resume is not None else source
 
 
-def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, also where a loop is running already (a notebook): then in a thread."""
+def _run_to_end(
+    work: Coroutine[Any, Any, T], broken: Callable[[BaseException], None] | None = None
+) -> T:
+    """``asyncio.run``, also where a loop is running already (a notebook): then in a thread.
+
+    Args:
+        work: what to do.
+        broken: told of an exception by which a task in the background ended the event loop; then
+            the work is cancelled. None: the exception is raised.
+    """
     import asyncio
     import threading
 
@@ -130,13 +158,13 @@ def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         has_loop = False
     if not has_loop:  # outside of the handler, so that no failure is shown as "during handling of"
-        return asyncio.run(work)
+        return _in_loop(work, broken)
     result: list[T] = []
     failure: list[BaseException] = []
 
     def target() -> None:
         try:
-            result.append(asyncio.run(work))
+            result.append(_in_loop(work, broken))
         except BaseException as error:  # raised again in the calling thread
             failure.append(error)
 
@@ -146,3 +174,34 @@ def _run_to_end(work: Coroutine[Any, Any, T]) -> T:
     if failure:
         raise failure[0]
     return result[0]
+
+
+def _in_loop(work: Coroutine[Any, Any, T], broken: Callable[[BaseException], None] | None) -> T:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    from forge_core.contracts.blame import is_foreign
+
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def whole() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        try:
+            return await work
+        finally:
+            # The end of the loop waits for the threads of its executor, some of which may hang.
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(whole())
+        except (SystemExit, KeyboardInterrupt) as error:
+            if broken is None or not tasks or tasks[0].done() or not is_foreign(error):
+                raise
+            broken(error)
+        (task,) = tasks
+        task.cancel()
+        ended: T = runner.get_loop().run_until_complete(task)
+        return ended

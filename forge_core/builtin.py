@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forge_core.component import Component
-from forge_core.hookspecs import hookimpl
-from forge_core.protocols import Runtime, Tracker
+from forge_core.contracts.component import Command, Component
+from forge_core.contracts.hookspecs import hookimpl
+from forge_core.contracts.protocols import Runtime, Tracker
 
 
 @hookimpl
@@ -21,3 +21,11 @@ def forge_trackers() -> Iterable[Component[Tracker]]:
     from forge_core.trackers.components import CONSOLE, JSONL, TENSORBOARD
 
     yield from (CONSOLE, JSONL, TENSORBOARD)
+
+
+@hookimpl
+def forge_commands() -> Iterable[Command]:
+    from forge_core.cli.commands import COMMANDS
+
+    for name, (target, summary) in COMMANDS.items():
+        yield Command(name=name, target=target, summary=summary)

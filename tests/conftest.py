@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ from hypothesis import settings
 # By the clock, an example that waits for a busy machine would fail.
 settings.register_profile("patient", settings.default, deadline=None)
 settings.load_profile("patient")
+
+# Under nohup, programs that pytest starts would ignore SIGHUP. A signal that is handled here, not
+# ignored, has its default effect in them.
+signal.signal(signal.SIGHUP, lambda *_: None)
 
 GUIDE = Path(__file__).parents[1] / "docs" / "writing-a-plugin.md"
 FILE = re.compile(r"^```\w+ title=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,80 +1,23 @@
-"""The ``forge`` command. Each subcommand lives in its own module, imported when it is called."""
+"""The ``forge`` command: its first moments, its errors and its end.
+
+Nothing is imported here at the top but what the interpreter has loaded anyway, so that ctrl-C and
+closed streams are dealt with before the imports that take time.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import importlib
 import os
+import signal
 import sys
-import threading
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-import click
+INTERRUPTED = 130
 
-from forge_core.errors import ForgeError
+LAST_WAIT = 10.0
+"""Seconds that the end of a command waits for threads."""
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("forge_core.cli.run:run", "Run a preset or a config file."),
-    "plan": ("forge_core.cli.plan:plan", "Say what a config would take, before it starts."),
-    "runs": ("forge_core.cli.runs:runs", "List the runs in a folder."),
-    "generate": ("forge_core.cli.generate:generate", "Text from a model or a run."),
-    "chat": ("forge_core.cli.chat:chat", "Talk with a model or a run."),
-    "serve": ("forge_core.cli.serve:serve", "Serve a model or a run to OpenAI clients."),
-    "worker": (
-        "forge_core.cli.worker:worker",
-        "Make this machine a host that runs elsewhere can use.",
-    ),
-    "model": ("forge_core.cli.model:model", "Make a model folder from what a plugin ships."),
-    "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
-    "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
-    "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),
-    "doctor": ("forge_core.cli.doctor:doctor", "Say what is installed and what is wrong with it."),
-}
-"""Command -> (module:attribute, one-line help). The help stands here, so it costs no import."""
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.option(
-    "-p",
-    "disabled",
-    multiple=True,
-    metavar="no:NAME",
-    help="Leave a plugin out. Also FORGE_DISABLE_PLUGINS=a,b and FORGE_PLUGIN_AUTOLOAD=0.",
-)
-@click.version_option(package_name="forge-rl-core", prog_name="forge")
-@click.pass_context
-def forge(ctx: click.Context, debug: bool, disabled: tuple[str, ...]) -> None:
-    """Post-training for language models: a small kernel, everything else a plugin."""
-    from forge_core.app import Forge
-
-    for item in disabled:
-        if not item.startswith("no:") or len(item) == 3:
-            raise click.UsageError(f"-p takes no:NAME, not {item!r}")
-    if ctx.obj is None:
-        ctx.obj = Forge(disabled=[item[3:] for item in disabled])
+_end = os._exit
 
 
 def main(arguments: Sequence[str] | None = None, *, app: object | None = None) -> int:
@@ -84,31 +27,51 @@ def main(arguments: Sequence[str] | None = None, *, app: object | None = None) -
         arguments: without the program's name; default ``sys.argv[1:]``.
         app: the ``Forge`` to use instead of a fresh one that discovers plugins.
     """
+    import traceback
+
+    import click
+
+    from forge_core.cli.commands import forge
+    from forge_core.contracts.blame import described
+    from forge_core.contracts.errors import ForgeError
+    from forge_core.streams import broken_output, say
+
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     try:
         result = forge.main(arguments, prog_name="forge", standalone_mode=False, obj=app)
+        sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        say(error.show)
         return error.exit_code
-    except click.exceptions.Abort:
-        return 130
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        say("error: interrupted")
+        return INTERRUPTED
     except ForgeError as error:
         if debug:
-            traceback.print_exc()
+            say(traceback.format_exc())
         for line in str(error).splitlines() or [type(error).__name__]:
-            click.echo(f"error: {line}", err=True)
+            say(f"error: {line}")
         for line in error.log_tail:
-            click.echo(f"  | {line}", err=True)
+            say(f"  | {line}")
         return error.exit_code
-    except KeyboardInterrupt:
-        click.echo("error: interrupted", err=True)
-        return 130
     except Exception as error:  # a bug, ours or a plugin's: one line, and the way to all of it
         if debug:
-            traceback.print_exc()
+            say(traceback.format_exc())
+        if (reason := broken_output(error)) is not None:
+            if not isinstance(error, BrokenPipeError):  # the reader has had enough
+                say(f"error: standard output: {reason}")
+            return 1
         message = str(error).partition("\n")[0]
-        click.echo(f"error: {type(error).__name__}: {message} (--debug shows where)", err=True)
+        say(f"error: {type(error).__name__}: {message} (--debug shows where)")
+        return 1
+    except BaseException as error:  # sys.exit() in a plugin is no success, whatever its argument
+        if debug:
+            say(traceback.format_exc())
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        # click itself ends so where standard output is a closed pipe: the reader has had enough.
+        if not str(frame.f_globals.get("__name__")).startswith("click."):
+            say(f"error: {described(error)} (--debug shows where)")
         return 1
     return result if isinstance(result, int) else 0
 
@@ -120,10 +83,61 @@ def entry_point() -> NoReturn:
     which ends some runs with an abort (exit code 134) after they have succeeded. So everything that
     may run at exit does, and then the process ends with the code it has earned.
     """
+    signal.signal(signal.SIGINT, _leave)
+    import atexit
+
+    from forge_core.streams import prepare, say
+
+    prepare()
+    os._exit = _exit_of_a_component
     code = main()
-    threading._shutdown()  # type: ignore[attr-defined]  # joins what is no daemon
+    _join_threads()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(code)
+        say(stream.flush)
+    _end(code)
+
+
+def _join_threads() -> None:
+    """Wait for what is no daemon, but not for ever: a component may have left one that hangs."""
+    import threading
+
+    from forge_core.streams import say
+
+    if threading.active_count() == 1:
+        return
+    from forge_core.deadline import DeadlineExceeded, call_within
+
+    try:
+        call_within(LAST_WAIT, threading._shutdown)  # type: ignore[attr-defined]
+    except DeadlineExceeded:
+        say(f"warning: threads that have not ended within {LAST_WAIT:g} s are abandoned")
+
+
+def _exit_of_a_component(status: int, pid: int = os.getpid()) -> NoReturn:
+    """``os._exit`` while a command runs: in the main thread it fails like ``sys.exit``, elsewhere
+    it ends the process, but never with 0. Processes that were forked have the real one."""
+    import threading
+
+    if os.getpid() != pid:
+        _end(status)
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(f"os._exit({status})")
+    _end(status or 1)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """Ctrl-C while the command is still being imported: there is nothing to clean up.
+
+    An exception would end in a traceback, or be swallowed by what is being imported.
+    """
+    try:
+        os.write(2, b"error: interrupted\n")
+    finally:
+        _end(INTERRUPTED)
+
+
+def ready() -> None:
+    """From here on, ctrl-C raises ``KeyboardInterrupt`` where the command is."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

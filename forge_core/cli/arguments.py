@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
 
 
 def is_override(argument: str) -> bool:

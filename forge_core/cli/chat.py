@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forge_core.cli.policy_options import overrides, policy_options
-from forge_core.errors import DataError, UsageError
+from forge_core.cli.policy_options import find, overrides, policy_options
+from forge_core.contracts.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
+    from forge_core.contracts.protocols import Generator
     from forge_core.inference.conversation import Conversation
     from forge_core.inference.source import PolicySource
-    from forge_core.protocols import Generator
 
 COMMANDS = {
     "/help": "this list",
@@ -48,15 +48,13 @@ def chat(
 
     \b
     forge chat models/Qwen3-0.6B --system "Answer in one sentence."
-    forge chat runs/quickstart-20260101-120000
+    forge chat runs/my-20260101-120000
 
     Answers come as they are sampled. Lines on standard input are messages too. One replica of the
     generator is used, in this process.
     """
-    from forge_core.inference.source import find_policy
-
     defaults = {"sampling": {"max_tokens": 4096}}
-    source = find_policy(app, model, overrides(flags, words), step=step, defaults=defaults)
+    source = find(app, model, overrides(flags, words), step=step, defaults=defaults)
     talks = bool(source.tokenizer.chat_template) and not raw
     if system is not None and not talks:
         raise UsageError("--system: this model is used without a chat template, so it has no place")

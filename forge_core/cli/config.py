@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forge_core.cli.arguments import is_override, split_arguments
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-    from forge_core.config.effective import Provenance
     from forge_core.config.explain import Explanation
+    from forge_core.contracts.config import Provenance
 
 
 @click.group()
@@ -56,8 +56,8 @@ def explain(app: Forge, key: str, arguments: tuple[str, ...]) -> None:
 
     \b
     forge config explain trainer.lr my.yaml
-    forge config explain loss quickstart
-    forge config explain stages.grpo.training.steps quickstart training.steps=5
+    forge config explain loss my.yaml
+    forge config explain stages.second.training.steps my.yaml training.steps=5
     """
     from forge_core.config.explain import explain as explain_key
 

@@ -1,4 +1,4 @@
-"""``forge doctor``: a line for each thing looked at, and the line that mends it."""
+"""``forge doctor``: a line for each thing looked at, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def doctor(context: click.Context) -> None:
     Exit code 1 if something is wrong that stops runs.
     """
     app: Forge = context.obj
-    errors = 0
-    for finding in examine(app.plugins, os.environ):
-        errors += finding.level == "error"
+    findings = list(examine(app.plugins, os.environ))
+    errors = sum(finding.level == "error" for finding in findings)
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
         level = click.style(f"{finding.level:<8}", fg=COLORS[finding.level])
-        click.echo(f"{level} {finding.subject:<16} {finding.text}")
-        if finding.mend:
-            click.echo(f"{'':8} {'mend it with':<16} {finding.mend}")
+        click.echo(f"{level} {finding.subject:<{width}} {finding.text}")
+        if finding.fix:
+            click.echo(f"{'':8} {'fix with':<{width}} {finding.fix}")
     click.echo(f"\nstops runs: {errors}" if errors else "\nnothing here stops a run")
     if errors:
         context.exit(1)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forge_core.cli.policy_options import is_override, overrides, policy_options
-from forge_core.errors import UsageError
+from forge_core.cli.policy_options import find, is_override, overrides, policy_options
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
+    from forge_core.contracts.types import Sampling
     from forge_core.inference.generate import Answer
     from forge_core.inference.prompts import GivenPrompt
     from forge_core.inference.source import PolicySource
-    from forge_core.types import Sampling
 
 
 @click.command()
@@ -53,15 +53,13 @@ def generate(
 
     \b
     forge generate models/Qwen3-0.6B "What is a monad?" --temperature 0.7
-    forge generate runs/quickstart-20260101-120000 12+34= -n 4
+    forge generate runs/my-20260101-120000 12+34= -n 4
     forge generate models/Qwen3-0.6B --input prompts.jsonl --json > answers.jsonl
 
     Without a prompt, lines of standard input are read. A run brings its own generator and sampling
     with it; KEY=VALUE changes them.
     """
-    from forge_core.inference.source import find_policy
-
-    source = find_policy(app, model, overrides(flags, list(filter(is_override, words))), step=step)
+    source = find(app, model, overrides(flags, list(filter(is_override, words))), step=step)
     prompts = _prompts([word for word in words if not is_override(word)], file)
     if sys.stderr.isatty():
         click.secho(f"{source.model} on generator {source.generator.name}", dim=True, err=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_core.cli.table import print_table
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
 from forge_core.plugins.models import model_makers
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-    from forge_core.component import ModelMaker
+    from forge_core.contracts.component import ModelMaker
 
 
 @click.command()

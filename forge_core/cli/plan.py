@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from forge_core.app import Forge
-    from forge_core.component import Placement
+    from forge_core.contracts.component import Placement
     from forge_core.run.outlook import Held, Longest, StageOutlook
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}
@@ -27,13 +27,17 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     Needs no weights and no data; the model's config.json is enough. Parameters, gradients and
     optimizer state are exact, activations an estimate for the longest sequences allowed.
     """
+    from forge_core.models.trust import check_section
     from forge_core.run.cautions import cautions
+    from forge_core.run.interrupt import interrupts_marked
     from forge_core.run.outlook import outlook
     from forge_core.run.unused import unused_keys
 
     source, overrides = split_arguments(arguments)
     config = app.resolve(source, overrides)
-    stages = outlook(config)
+    check_section(config.model)
+    with interrupts_marked():
+        stages = outlook(config)
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")
     for stage in stages:
         _show(stage)

@@ -37,8 +37,8 @@ def describe(manager: PluginManager) -> dict[str, Any]:
     """Everything the page shows, as plain data.
 
     ``{"plugins": [{name, distribution, version, status, cause}], "components": [{family, name,
-    summary, provider, plugin}], "presets": [{name, kind, summary, provider, plugin}],
-    "conflicts": [line]}``
+    summary, default, provider, plugin}], "presets": [{name, kind, summary, provider, plugin}],
+    "commands": [{name, summary, provider, plugin}], "conflicts": [line]}``
     """
     catalog = manager.catalog
     return {
@@ -57,6 +57,7 @@ def describe(manager: PluginManager) -> dict[str, Any]:
                 "family": family,
                 "name": entry.name,
                 "summary": entry.component.summary,
+                "default": entry.component.default,
                 "provider": entry.provider.provider,
                 "plugin": entry.provider.name,
             }
@@ -73,6 +74,15 @@ def describe(manager: PluginManager) -> dict[str, Any]:
             }
             for kind in PRESET_KINDS
             for entry in catalog.presets(kind)
+        ],
+        "commands": [
+            {
+                "name": entry.name,
+                "summary": entry.command.summary,
+                "provider": entry.provider.provider,
+                "plugin": entry.provider.name,
+            }
+            for entry in catalog.commands()
         ],
         "conflicts": catalog.conflicts(),
     }

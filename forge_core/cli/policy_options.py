@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from forge_core.app import Forge
+    from forge_core.inference.source import PolicySource
 
 _OVERRIDE = re.compile(r"[a-z_]+([.][\w-]+)+=")
 """A dotted key before the ``=``, which ``12+34=`` is not."""
@@ -46,3 +50,20 @@ def overrides(flags: dict[str, Any], words: Sequence[str]) -> list[str]:
 def is_override(word: str) -> bool:
     """Whether a word is ``section.key=value`` and not a prompt that has an equals sign."""
     return _OVERRIDE.match(word) is not None
+
+
+def find(
+    app: Forge,
+    name: str,
+    changes: Sequence[str],
+    *,
+    step: int | None,
+    defaults: Mapping[str, Any] | None = None,
+) -> PolicySource:
+    """``find_policy``, and a line on standard error for each damaged checkpoint passed over."""
+    from forge_core.inference.source import find_policy
+
+    source = find_policy(app, name, changes, step=step, defaults=defaults)
+    for line in source.warnings:
+        click.secho(f"warning: {line}", fg="yellow", err=True)
+    return source

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_core.cli.arguments import split_arguments
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
+from forge_core.streams import lasting
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-    from forge_core.config.resolve import RunConfig
+    from forge_core.run.session import RunSession
 
 COMPONENT_FLAGS = ("generator", "trainer", "transport", "runtime")
 
@@ -50,9 +51,9 @@ def run(
     """Run a preset or a config file, with KEY=VALUE on top.
 
     \b
-    forge run quickstart
-    forge run my.yaml training.learning_rate=3e-4 --generator vllm
-    forge run --resume runs/quickstart-20260101-120000
+    forge run my.yaml
+    forge run my.yaml training.learning_rate=3e-4 --loss mine
+    forge run --resume runs/my-20260101-120000
 
     Exit codes: 0 the target was reached, 1 the run failed, 2 usage or config, 3 stopped short of
     the target, 130 interrupted after a checkpoint.
@@ -66,17 +67,25 @@ def run(
     overrides = [*flags, *overrides]
     if loss is not None:
         overrides = [*app.loss_overrides(source, overrides, loss, resume=resume), *overrides]
+    session = app.prepare(source, overrides, resume=resume)
     if dry_run:
-        config, totals = app.check(source, overrides, resume=resume)
-        _show_plan(config, totals)
+        _show_plan(session)
         return 0
-    return app.run(source, overrides, resume=resume).exit_code
+    with lasting():
+        summary = app.execute(session)
+    if session.was_finished:
+        click.echo(
+            f"{summary.folder}: the target was reached before, at step {summary.steps}; nothing is "
+            "left to do (training.steps=N gives it a further target)"
+        )
+    return summary.exit_code
 
 
-def _show_plan(config: RunConfig, totals: list[int]) -> None:
+def _show_plan(session: RunSession) -> None:
     from forge_core.run.cautions import cautions
     from forge_core.run.unused import unused_keys
 
+    config, totals = session.config, session.total_steps
     click.echo(f"run {config.name}: nothing is wrong; nothing was started")
     click.echo(f"  runtime {config.runtime.name}, trackers {', '.join(config.trackers) or 'none'}")
     for stage, steps in zip(config.stages, totals, strict=True):
@@ -88,5 +97,11 @@ def _show_plan(config: RunConfig, totals: list[int]) -> None:
         rewards = {"rewards": "+".join(stage.rewards)} if stage.rewards else {}
         named = ", ".join(f"{section} {name}" for section, name in {**parts, **rewards}.items())
         click.echo(f"  stage {stage.name}: recipe {stage.recipe.name}, {steps} steps, {named}")
-    for line in [*unused_keys(config), *cautions(config)]:
+    goes_on = session.resumption
+    if goes_on is not None:
+        step = goes_on.state.step if goes_on.state else 0
+        click.echo(f"  goes on from step {step} of {sum(totals)}")
+        for line in goes_on.changes():
+            click.echo(f"  changed: {line}")
+    for line in [*(goes_on.warnings if goes_on else ()), *unused_keys(config), *cautions(config)]:
         click.echo(f"  warning: {line}")

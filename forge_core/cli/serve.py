@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from typing import TYPE_CHECKING
 
 import click
 
+from forge_core.cli.policy_options import find
 from forge_core.command import INSTALL_ENGINES
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 @click.option("--generator", metavar="NAME", help="Short for generator.use=NAME.")
 @click.option("--host", help="Short for generator.serve.host=HOST; default: this machine alone.")
 @click.option("--port", type=int, default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--api-key", metavar="KEY", help="Clients have to show it.")
+@click.option(
+    "--api-key-file", metavar="FILE", help="Clients have to show a key in it, one on each line."
+)
+@click.option("--api-key-env", metavar="NAME", help="The same from an environment variable.")
+@click.option("--api-key", is_flag=False, flag_value="", hidden=True)
 @click.pass_obj
 def serve(
     app: Forge,
@@ -35,27 +39,33 @@ def serve(
     generator: str | None,
     host: str | None,
     port: int,
+    api_key_file: str | None,
+    api_key_env: str | None,
     api_key: str | None,
 ) -> int:
     """Serve a model folder, a run (its newest checkpoint) or one checkpoint to OpenAI clients.
 
     \b
     forge serve models/Qwen3-0.6B --port 0
-    forge serve runs/quickstart-20260101-120000 --generator vllm --api-key secret
+    forge serve runs/my-20260101-120000 --api-key-file key.txt
 
     Until ctrl-C. One replica of the generator is used. A run that trains serves its policy with
     generator.serve.port=8000 in its own config.
     """
-    from forge_core.inference.source import find_policy
-
+    if api_key is not None:
+        raise UsageError(
+            "--api-key: a key on a command line is seen by every user of this machine; use "
+            "--api-key-file FILE or --api-key-env NAME"
+        )
     given = {
         "generator.use": _generator(app, generator, words),
         "generator.serve.host": host,
         "generator.serve.port": port,
-        "generator.serve.api_key": json.dumps([api_key]) if api_key is not None else None,
+        "generator.serve.api_key_file": api_key_file,
+        "generator.serve.api_key_env": api_key_env,
     }
     flags = [f"{key}={value}" for key, value in given.items() if value is not None]
-    asyncio.run(_serve(find_policy(app, model, [*flags, *words], step=step)))
+    asyncio.run(_serve(find(app, model, [*flags, *words], step=step)))
     return 0
 
 
@@ -77,8 +87,8 @@ def _generator(app: Forge, wanted: str | None, words: tuple[str, ...]) -> str | 
 
 
 async def _serve(source: PolicySource) -> None:
+    from forge_core.contracts.protocols import ServingGenerator
     from forge_core.inference.generate import in_process
-    from forge_core.protocols import ServingGenerator
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

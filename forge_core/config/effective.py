@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from forge_core.config.layers import SECTIONS
-from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS, RUN_WIDE
-from forge_core.config.tree import Leaf, Node, Table
+from forge_core.config.sections import COMPONENT_MAPS, RUN_WIDE
+from forge_core.config.tree import Leaf, Node, Origin, Table
 from forge_core.config.yaml_source import dump
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where one value came from.
-
-    Args:
-        value: the value.
-        layer: such as ``default``, ``recipe grpo``, ``preset quickstart``, ``environment``.
-        where: file:line, the variable, or the argument as typed; empty for a field's default.
-        key: the key as it was typed.
-        overrode: what lower layers had said, highest first.
-    """
-
-    value: Any
-    layer: str
-    where: str
-    key: str
-    overrode: tuple[Provenance, ...] = ()
+from forge_core.contracts.config import Provenance
 
 
 def to_yaml(tree: Mapping[str, Any]) -> str:
@@ -50,7 +32,8 @@ def effective_tree(
     """
     top: dict[str, Any] = {}
     own: list[dict[str, Any]] = [{} for _ in stages]
-    for section in SECTIONS:
+    added = [name for _, sections in stages for name in sections if name not in SECTIONS]
+    for section in dict.fromkeys([*SECTIONS, *added]):
         if section in RUN_WIDE:
             if section in run:
                 top[section] = run[section]
@@ -76,7 +59,7 @@ def stage_tree(tree: Mapping[str, Any], stage: str) -> dict[str, Any]:
         if isinstance(common, dict) and isinstance(value, dict):
             value = {**common, **value}
         alone[section] = value
-    order = ["name", *SECTIONS]
+    order = ["name", *SECTIONS, *alone]
     return dict(sorted(alone.items(), key=lambda item: order.index(item[0])))
 
 
@@ -104,9 +87,7 @@ def _share(section: str, values: Sequence[Any]) -> tuple[Any, list[Any]]:
     if all(_same(value, first) for value in values):
         return first, nothing
     alike = section not in COMPONENT_MAPS and all(isinstance(value, dict) for value in values)
-    if not alike or (
-        section in COMPONENT_SECTIONS and any(value["use"] != first["use"] for value in values)
-    ):
+    if not alike or any(value.get("use") != first.get("use") for value in values):
         return _ABSENT, list(values)
     common = {
         key: value
@@ -134,22 +115,12 @@ def _walk(key: str, value: Any, node: Node | None) -> Iterator[tuple[str, Proven
 
 
 def _provenance(key: str, value: Any, node: Node | None) -> Provenance:
-    if node is None:
-        return Provenance(value=value, layer="default", where="", key=key)
-    origin = node.origin
-    past: tuple[Leaf, ...] = node.overrode if isinstance(node, Leaf) else ()
+    default = Origin("default", "", key)
+    origin = node.origin if node is not None else default
+    past = node.overrode if isinstance(node, Leaf) else ()
     if isinstance(node, Leaf) and node.unset:
-        past = (Leaf(node.text, node.text, origin), *past)
-        return Provenance(
-            value=value, layer="default", where="", key=key, overrode=tuple(map(_past, past))
-        )
-    return Provenance(
-        value=value,
-        layer=origin.layer,
-        where=origin.where,
-        key=origin.key,
-        overrode=tuple(map(_past, past)),
-    )
+        origin, past = default, (replace(node, value=node.text), *past)
+    return replace(_past(Leaf(value, "", origin)), overrode=tuple(map(_past, past)))
 
 
 def _past(leaf: Leaf) -> Provenance:

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from forge_core.config.effective import Provenance
 from forge_core.config.layers import choices
 from forge_core.config.schema import describe, field_schema, model_schema
 from forge_core.config.sections import (
     ALIASES,
     COMPONENT_MAPS,
     COMPONENT_SECTIONS,
-    KERNEL_KEYS,
     SHARED_SECTIONS,
+    Sections,
 )
 from forge_core.config.yaml_source import dump_inline
-from forge_core.errors import ConfigError
+from forge_core.contracts.config import Provenance
+from forge_core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge_core.component import Selection
-    from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core.contracts.component import Selection
+    from forge_core.contracts.config import RunConfig, StageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def explain(config: RunConfig, key: str) -> list[Explanation]:
 
     Args:
         config: the resolved config.
-        key: such as ``training.steps``, ``trainer.lr``, ``loss``, ``stages.grpo.training``.
+        key: such as ``training.steps``, ``trainer.lr``, ``loss``, ``stages.second.training``.
 
     Raises:
         ConfigError: the config has no such key.
@@ -137,6 +137,8 @@ def _explanation(config: RunConfig, key: str, provenance: Provenance) -> Explana
     selection: Selection[Any] | None = None
     if section in COMPONENT_SECTIONS:
         selection = config.runtime if section == "runtime" else getattr(stage, section)
+    elif section in stage.sections:
+        selection = stage.sections[section].selection
     elif section in COMPONENT_MAPS and path:
         part, *path = path
         rewards = {name: reward.selection for name, reward in stage.rewards.items()}
@@ -149,7 +151,8 @@ def _explanation(config: RunConfig, key: str, provenance: Provenance) -> Explana
             description=selection.component.summary,
             allowed=f"the name of a {selection.family}",
         )
-    kernel = KERNEL_KEYS.get(section)
+    added = {name: config.section for name, config in stage.sections.items()}
+    kernel = Sections(added).keys(section)
     if kernel is not None and path[0] in kernel.model_fields:
         return _with_field(bare, kernel, path)
     return _with_field(bare, selection.component.settings, path)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from forge_core.config.sections import ALIASES, COMPONENT_MAPS, COMPONENT_SECTIONS, RUN_WIDE
-from forge_core.config.tree import Leaf, Node, Origin, Table, from_data
-from forge_core.errors import ConfigError, PluginError
+from forge_core.config.sections import ALIASES, COMPONENT_MAPS, RUN_WIDE, Sections
+from forge_core.config.tree import Leaf, Node, Table
+from forge_core.config.yaml_source import shortened
 
 SECTIONS: tuple[str, ...] = (
     "model",
@@ -36,16 +35,10 @@ SECTIONS: tuple[str, ...] = (
 )
 """Every section, in the order in which a config is shown."""
 
-DEFAULTS: Mapping[str, Any] = {
-    "recipe": {"use": "sft"},
-    "trainer": {"use": "torch"},
-    "generator": {"use": "torch"},
-    "transport": {"use": "memory"},
-    "environment": {"use": "single_turn"},
-    "runtime": {"use": "local"},
-    "trackers": {"console": {}, "jsonl": {}},
-}
-"""The components a config starts with."""
+MOST_STAGES = 100
+
+MOST_PROBLEMS = 50
+"""Problems after which no more are looked for."""
 
 _NAME = re.compile(r"[^/\\.][^/\\]*")
 _STAGE = re.compile(r"[\w-]+")
@@ -66,31 +59,7 @@ class Layer:
     name: Leaf | None = None
 
 
-def default_layer() -> Layer:
-    """The components a config starts with."""
-    return _builtin(DEFAULTS, "default")
-
-
-def layout_layer(defaults: Mapping[str, Any]) -> Layer:
-    """What else is the default because of where trainer and generator live (``config.layout``)."""
-    return _builtin(defaults, "default")
-
-
-def recipe_layer(recipe: str, section_defaults: Mapping[str, Any]) -> Layer:
-    """What a recipe's settings class says other sections default to.
-
-    Raises:
-        PluginError: it speaks of sections that are not a stage's.
-    """
-    layer = _builtin(section_defaults, f"recipe {recipe}")
-    foreign = {"recipe", *RUN_WIDE} & set(layer.sections)
-    if foreign or layer.stages:
-        named = ", ".join(sorted(foreign) or ["stages"])
-        raise PluginError(f"recipe {recipe}: section_defaults cannot set {named}")
-    return layer
-
-
-def check(tree: Table, problems: list[str]) -> Layer:
+def check(tree: Table, problems: list[str], kinds: Sections) -> Layer:
     """Sort a layer into sections and stages; what cannot stand there becomes a problem."""
     sections: dict[str, Node] = {}
     stages: dict[str, dict[str, Node] | Leaf] = {}
@@ -105,21 +74,27 @@ def check(tree: Table, problems: list[str]) -> Layer:
     stages_node = items.pop("stages", None)
     _rename_aliases(items, problems)
     for key, node in items.items():
-        if key not in SECTIONS:
-            allowed = {"name", "extends", "stages", *SECTIONS}
+        if len(problems) >= MOST_PROBLEMS:
+            break
+        if key not in SECTIONS and key not in kinds.added:
+            allowed = {"name", "extends", "stages", *SECTIONS, *kinds.added}
             problems.append(f"{at(node)}: unknown section{choices(key, allowed)}")
-        elif (checked := _checked_section(key, node, problems)) is not None:
+        elif (checked := _checked_section(key, node, problems, kinds)) is not None:
             sections[key] = checked
-    if isinstance(stages_node, Table):
+    if isinstance(stages_node, Table) and len(stages_node.items) > MOST_STAGES:
+        problems.append(f"{at(stages_node)}: more than {MOST_STAGES} stages")
+    elif isinstance(stages_node, Table):
         for stage, node in stages_node.items.items():
             if not _STAGE.fullmatch(stage):
                 problems.append(f"{at(node)}: a stage's name is made of letters, digits, _ and -")
             elif isinstance(node, Table):
-                stages[stage] = _checked_stage(node, problems)
+                stages[stage] = _checked_stage(node, problems, kinds)
             elif node.is_null:
                 stages[stage] = node
             else:
-                problems.append(f"{at(node)}: must be a mapping of sections; not {node.text!r}")
+                problems.append(
+                    f"{at(node)}: must be a mapping of sections; not {shortened(node.text)!r}"
+                )
     elif stages_node is not None:
         problems.append(f"{at(stages_node)}: must be a mapping of stages, in their order")
     return Layer(sections, stages, name)
@@ -133,36 +108,38 @@ def at(node: Node) -> str:
 def choices(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """``; did you mean X? (allowed: ...)``, as far as there is something to say."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(word, names, n=1)
+    near = difflib.get_close_matches(word[:100], names, n=1)
     suggestion = f"; did you mean {prefix}{near[0]}?" if near else ""
     return f"{suggestion} (allowed: {', '.join(names)})" if names else suggestion
 
 
-def _checked_stage(node: Table, problems: list[str]) -> dict[str, Node]:
+def _checked_stage(node: Table, problems: list[str], kinds: Sections) -> dict[str, Node]:
     items = dict(node.items)
     _rename_aliases(items, problems)
     sections: dict[str, Node] = {}
     for key, child in items.items():
+        if len(problems) >= MOST_PROBLEMS:
+            break
         if key in RUN_WIDE:
             problems.append(f"{at(child)}: belongs to the whole run; move it to the top level")
-        elif key not in SECTIONS:
-            allowed = set(SECTIONS) - RUN_WIDE
+        elif key not in SECTIONS and key not in kinds.added:
+            allowed = {*SECTIONS, *kinds.added} - RUN_WIDE
             prefix = child.origin.key.removesuffix(key)
             problems.append(f"{at(child)}: unknown section{choices(key, allowed, prefix)}")
-        elif (checked := _checked_section(key, child, problems)) is not None:
+        elif (checked := _checked_section(key, child, problems, kinds)) is not None:
             sections[key] = checked
     return sections
 
 
-def _checked_section(section: str, node: Node, problems: list[str]) -> Node | None:
+def _checked_section(section: str, node: Node, problems: list[str], kinds: Sections) -> Node | None:
     """The section as it can be merged, or None after a problem."""
     if isinstance(node, Leaf):
         if node.is_null:
             return node
-        hint = _component_hint(node) if section in COMPONENT_SECTIONS else ""
-        problems.append(f"{at(node)}: must be a mapping; not {node.text!r}{hint}")
+        hint = _component_hint(node) if kinds.family(section) is not None else ""
+        problems.append(f"{at(node)}: must be a mapping; not {shortened(node.text)!r}{hint}")
         return None
-    if section in COMPONENT_SECTIONS:
+    if kinds.family(section) is not None:
         return _checked_component(node, problems)
     if section in COMPONENT_MAPS:
         parts: dict[str, Node] = {}
@@ -175,7 +152,9 @@ def _checked_section(section: str, node: Node, problems: list[str]) -> Node | No
                 parts[part] = replace(child, unset=False)
             else:
                 hint = _component_hint(child)
-                problems.append(f"{at(child)}: must be a mapping; not {child.text!r}{hint}")
+                problems.append(
+                    f"{at(child)}: must be a mapping; not {shortened(child.text)!r}{hint}"
+                )
         return replace(node, items=parts)
     return node
 
@@ -187,14 +166,14 @@ def _component_hint(leaf: Leaf) -> str:
             "; a config names components: give the object to Forge(plugins=[...]) in a plugin and "
             f"write its name as {leaf.origin.key}.use (docs/writing-a-plugin.md)"
         )
-    return f"; write {leaf.origin.key}.use={leaf.text}"
+    return f"; write {leaf.origin.key}.use={shortened(leaf.text)}"
 
 
 def _checked_component(node: Table, problems: list[str]) -> Table | None:
     use = node.items.get("use")
     if use is None or (isinstance(use, Leaf) and (use.unset or isinstance(use.value, str))):
         return node
-    given = f"; not {use.text!r}" if isinstance(use, Leaf) else ""
+    given = f"; not {shortened(use.text)!r}" if isinstance(use, Leaf) else ""
     problems.append(f"{at(use)}: must be the name of a component{given}")
     return None
 
@@ -220,13 +199,3 @@ def _rename_aliases(sections: dict[str, Node], problems: list[str]) -> None:
             )
             continue
         sections[to_section] = replace(target, items={**target.items, to_key: node})
-
-
-def _builtin(data: Mapping[str, Any], name: str) -> Layer:
-    tree = from_data(data, Origin(name, name, ""))
-    assert isinstance(tree, Table)
-    problems: list[str] = []
-    layer = check(tree, problems)
-    if problems:
-        raise ConfigError(problems)
-    return layer

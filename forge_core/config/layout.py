@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from forge_core.component import Location, Placement
+from forge_core.config.defaults import default_transport
 from forge_core.config.precedence import component_name
-from forge_core.config.sections import KERNEL_KEYS, PlacementKeys
+from forge_core.config.sections import KERNEL_KEYS
 from forge_core.config.tree import Node, Table, plain
-from forge_core.errors import PluginError
+from forge_core.contracts.component import Location, Placement
+from forge_core.contracts.errors import PluginError
+from forge_core.contracts.sections import PlacementKeys
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog
@@ -22,10 +24,9 @@ if TYPE_CHECKING:
 def layout_defaults(catalog: Catalog, sections: Mapping[str, Node]) -> dict[str, Any]:
     """Sections as their defaults are for this layout of trainer and generator.
 
-    A component that asks for a process of its own gets one. Where an end of the transport lives
-    outside the controller's process, weights go through ``shm``; where both are on CUDA devices of
-    this host, through ``cuda_ipc``. Where both compute on one GPU, each takes the share of it that
-    its component says.
+    A component that asks for a process of its own gets one. The transport is the default one with
+    the narrowest reach that both ends are in. Where both compute on one GPU, each takes the share
+    of it that its component says.
 
     Args:
         catalog: the installed components.
@@ -42,9 +43,10 @@ def layout_defaults(catalog: Catalog, sections: Mapping[str, Node]) -> dict[str,
     defaults: dict[str, Any] = {
         section: {"isolate": True} for section, end in ends.items() if end.location.isolate
     }
-    if not local or any(end.apart for end in ends.values()):
-        on_cuda = local and len(ends) == 2 and all(end.location.cuda for end in ends.values())
-        defaults["transport"] = {"use": "cuda_ipc" if on_cuda else "shm"}
+    together = local and not any(end.apart for end in ends.values())
+    on_cuda = local and len(ends) == 2 and all(end.location.cuda for end in ends.values())
+    if transport := default_transport(catalog, together=together, on_cuda=on_cuda):
+        defaults["transport"] = {"use": transport.name}
     if local and len(ends) == 2 and _share_gpu(*ends.values()):
         for section, end in ends.items():
             if end.location.shared_gpu:  # settings go with the component that they are of

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
-from forge_core.component import Selection
 from forge_core.config.layers import at
 from forge_core.config.precedence import component_name
 from forge_core.config.problems import translate
-from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS, KERNEL_KEYS
+from forge_core.config.sections import COMPONENT_MAPS
 from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain
-from forge_core.errors import PluginError
+from forge_core.config.yaml_source import shortened
+from forge_core.contracts.component import Selection
+from forge_core.contracts.errors import PluginError
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog
+
+LARGEST = 2**63 - 1
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -56,6 +60,14 @@ class SectionParser:
         self.effective[section] = _dump(parsed)
         return parsed
 
+    def check_table(self, section: str, path: tuple[str, ...], model: type[BaseModel]) -> None:
+        """Check a mapping inside a section that is kept as it is."""
+        node = self.merged.get(section)
+        for key in path:
+            node = node.items.get(key) if isinstance(node, Table) else None
+        if isinstance(node, Table):
+            self._parse(model, node)
+
     def component(self, section: str) -> Selection[Any] | None:
         """The chosen component with its settings, if one is."""
         return self.component_and_keys(section)[0]
@@ -69,26 +81,30 @@ class SectionParser:
             if isinstance(node, Table):  # a default that is not installed: say what is
                 name = component_name(node) or ""
                 try:
-                    self._catalog.get(COMPONENT_SECTIONS[section], name)
+                    self._catalog.get(self._family(section), name)
                 except PluginError as error:
                     self._problems.append(f"{at(node)}: {error}")
+            elif node is not None:
+                self._problems.append(f"{at(node)}: cannot be null")
             else:
-                where = f"{at(node)}: " if node is not None else f"{section}: "
-                self._problems.append(f"{where}cannot be null")
+                self._problems.append(f"{section}: {self._unchosen(section, section)}")
         return selection
 
     def component_and_keys(self, section: str) -> tuple[Selection[Any] | None, BaseModel | None]:
         """The same, with the kernel's own keys of the section."""
         node = self.merged.get(section)
         if isinstance(node, Table):
-            family = COMPONENT_SECTIONS[section]
+            family = self._family(section)
             selection, keys, data = self._selected(section, family, node, None)
             if data is not None:
                 self.effective[section] = data
             return selection, keys
+        family = self._family(section)
+        if node is None and section == family and self._catalog.rival_defaults(family):
+            self._problems.append(f"{section}: {self._unchosen(section, family)}")
         if isinstance(self._builtin.get(section), Table):
             self.effective[section] = None
-        kernel = KERNEL_KEYS.get(section)
+        kernel = self._catalog.sections.keys(section)
         return None, kernel() if kernel is not None else None
 
     def parts(self, section: str) -> dict[str, tuple[Selection[Any], BaseModel | None]]:
@@ -112,22 +128,29 @@ class SectionParser:
             self.effective[section] = effective
         return parsed
 
+    def _family(self, section: str) -> str:
+        family = self._catalog.sections.family(section)
+        assert family is not None
+        return family
+
+    def _unchosen(self, key: str, family: str) -> str:
+        """What to do about a section that selects nothing and has no default."""
+        if key == family and (rivals := self._catalog.rival_defaults(family)):
+            return rivals
+        return f"no {family} is chosen; add {key}.use ({self._catalog.there_is(family)})"
+
     def _selected(
         self, section: str, family: str, table: Table, part: str | None
     ) -> tuple[Selection[Any] | None, BaseModel | None, dict[str, Any] | None]:
         """Selection, kernel's keys and effective data of a section or part."""
-        kernel = KERNEL_KEYS.get(section)
+        kernel = self._catalog.sections.keys(section)
         kernel_fields = kernel.model_fields if kernel is not None else {}
         name = component_name(table, part)
         keys = None
         if kernel is not None:
             keys = self._parse(kernel, _only(table, kernel_fields)) or kernel()
         if name is None:
-            installed = ", ".join(self._catalog.names(family)) or "none"
-            self._problems.append(
-                f"{at(table)}: no {family} is chosen; add {table.origin.key}.use "
-                f"(installed: {installed})"
-            )
+            self._problems.append(f"{at(table)}: {self._unchosen(table.origin.key, family)}")
             return None, keys, None
         if _by_default(table) and name not in self._catalog.names(family):
             return None, keys, None
@@ -157,6 +180,9 @@ class SectionParser:
     def _parse(
         self, model: type[M], table: Table, owner: str = "", other_keys: set[str] | None = None
     ) -> M | None:
+        if numbers := list(_impossible_numbers(table)):
+            self._problems.extend(numbers)
+            return None
         try:
             # As JSON, so that "strict" means what it means for text files: a list for a tuple and
             # text for a path are fine, "5" for 5 and "yes" for true are not.
@@ -169,6 +195,25 @@ class SectionParser:
                 translate(error, model, table, owner=owner, other_keys=other_keys or ())
             )
         return None
+
+
+def _impossible_numbers(table: Table) -> Iterator[str]:
+    """A line for each number that is not finite, or too large for any machine's integers."""
+    for leaf in leaves(table):
+        for value in _numbers(leaf.value):
+            if isinstance(value, float):
+                if not math.isfinite(value):
+                    yield f"{at(leaf)}: must be finite; not {shortened(leaf.text)!r}"
+            elif not -LARGEST <= value <= LARGEST:
+                yield f"{at(leaf)}: must be at most 2^63 - 1; not {shortened(leaf.text)!r}"
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(child)
 
 
 def _by_default(table: Table) -> bool:

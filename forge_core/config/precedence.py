@@ -7,16 +7,11 @@ variables; ``key=value`` arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from forge_core.config.layers import Layer, at, choices
-from forge_core.config.sections import (
-    COMPONENT_MAPS,
-    COMPONENT_SECTIONS,
-    EXCLUSIVE,
-    KERNEL_KEYS,
-)
+from forge_core.config.sections import COMPONENT_MAPS, EXCLUSIVE, Sections
 from forge_core.config.tree import Leaf, Node, Table, merge
 
 
@@ -36,7 +31,7 @@ def stage_names(layers: Sequence[Layer], problems: list[str]) -> list[str]:
 
 
 def merged_sections(
-    layers: Sequence[Layer], stage: str | None, problems: list[str]
+    layers: Sequence[Layer], stage: str | None, problems: list[str], kinds: Sections
 ) -> dict[str, Node]:
     """All layers over each other, as a stage sees them (None: as the top level says).
 
@@ -55,7 +50,7 @@ def merged_sections(
             here.append(override)
         for sections in here:
             for name, node in sections.items():
-                merged[name] = _merge_section(name, merged.get(name), node, problems)
+                merged[name] = _merge_section(name, merged.get(name), node, problems, kinds)
     return merged
 
 
@@ -65,29 +60,44 @@ def component_name(node: Table, part: str | None = None) -> str | None:
     return part if not isinstance(use, Leaf) or use.unset else use.value
 
 
-def _merge_section(section: str, lower: Node | None, upper: Node, problems: list[str]) -> Node:
-    if section in COMPONENT_SECTIONS:
-        return _merge_component(section, lower, upper, None)
+def _merge_section(
+    section: str, lower: Node | None, upper: Node, problems: list[str], kinds: Sections
+) -> Node:
+    keys = kinds.keys(section)
+    kernel = keys.model_fields if keys is not None else {}
+    if kinds.family(section) is not None:
+        return _merge_component(lower, upper, None, kernel)
     if section in COMPONENT_MAPS:
-        return _merge_parts(section, lower, upper, problems)
+        return _merge_parts(lower, upper, problems, kernel)
     if section in EXCLUSIVE and isinstance(lower, Table) and isinstance(upper, Table):
         lower = _without_rivals(lower, upper, EXCLUSIVE[section])
     return merge(lower, upper)
 
 
-def _merge_component(section: str, lower: Node | None, upper: Node, part: str | None) -> Node:
-    """Another component in the upper layer: the lower one's own keys are dropped with it."""
+def _merge_component(
+    lower: Node | None, upper: Node, part: str | None, kernel: Collection[str]
+) -> Node:
+    """Another component in the upper layer: the lower one's own keys are dropped with it.
+
+    Args:
+        lower: the section or part so far.
+        upper: what the upper layer says.
+        part: its name, for a part.
+        kernel: keys that are the kernel's, and stay.
+    """
     if isinstance(lower, Table) and isinstance(upper, Table):
         chosen = component_name(upper, part)
         if "use" in upper.items and chosen != component_name(lower, part):
-            keep = {"use", *(KERNEL_KEYS[section].model_fields if section in KERNEL_KEYS else ())}
+            keep = {"use", *kernel}
             lower = replace(
                 lower, items={key: node for key, node in lower.items.items() if key in keep}
             )
     return merge(lower, upper)
 
 
-def _merge_parts(section: str, lower: Node | None, upper: Node, problems: list[str]) -> Node:
+def _merge_parts(
+    lower: Node | None, upper: Node, problems: list[str], kernel: Collection[str]
+) -> Node:
     below = lower.items if isinstance(lower, Table) else {}
     if isinstance(upper, Leaf):  # null or ~ for the whole map: every part goes
         items: dict[str, Node] = {
@@ -106,7 +116,7 @@ def _merge_parts(section: str, lower: Node | None, upper: Node, problems: list[s
                 "null removes a part, {} is one with default settings"
             )
             continue
-        base[part] = _merge_component(section, base.get(part), node, part)
+        base[part] = _merge_component(base.get(part), node, part, kernel)
     return Table(base, upper.origin)
 
 

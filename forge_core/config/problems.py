@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from forge_core.config.layers import choices
+from forge_core.config.layers import MOST_PROBLEMS, choices
 from forge_core.config.schema import Schema, describe, field_schema, model_schema
 from forge_core.config.tree import Leaf, Node, Table
-from forge_core.config.yaml_source import dump_inline
+from forge_core.config.yaml_source import dump_inline, shortened
 
 Path = list[str | int]
 
@@ -30,13 +30,13 @@ def translate(
         error: what pydantic said.
         model: the settings class that was asked.
         table: the section, whose leaves know where they were typed.
-        owner: such as ``loss grpo``, for components.
+        owner: such as ``loss mine``, for components.
         other_keys: what may stand in the section beside the model's fields.
     """
     schema = model_schema(model)
     lines = [
         _line(detail, schema, table, owner, other_keys)
-        for detail in error.errors(include_url=False)
+        for detail in error.errors(include_url=False)[:MOST_PROBLEMS]
     ]
     return list(dict.fromkeys(lines))
 
@@ -114,8 +114,8 @@ def _typed(node: Node, inner: Path, value: Any) -> str:
     if isinstance(node, Table):
         return "a mapping"
     if inner or not isinstance(node.value, str | int | float | bool):
-        return dump_inline(value)
-    return repr(node.text)
+        return shortened(dump_inline(value))
+    return repr(shortened(node.text))
 
 
 def _properties(schema: Schema, defs: Schema) -> Iterable[str]:

@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from forge_core.component import Placement, Selection
-from forge_core.config.effective import Provenance, effective_tree, provenance_of, to_yaml
-from forge_core.config.layers import Layer, default_layer, layout_layer, recipe_layer
-from forge_core.config.layout import layout_defaults
+from forge_core.config.effective import effective_tree, provenance_of
+from forge_core.config.files import Files, ModelPreset
+from forge_core.config.layers import MOST_PROBLEMS, Layer
 from forge_core.config.parse import SectionParser
-from forge_core.config.precedence import component_name, merged_sections, stage_names
-from forge_core.config.sections import (
+from forge_core.config.precedence import merged_sections, stage_names
+from forge_core.config.sources import Arguments, Code, Defaults, Environment, Layers, Request
+from forge_core.config.tree import Node, Origin, leaves, merge, plain
+from forge_core.contracts.component import Placement
+from forge_core.contracts.config import RewardPart, RunConfig, SectionConfig, StageConfig
+from forge_core.contracts.errors import ConfigError
+from forge_core.contracts.sections import (
+    ArchitectureFields,
     CheckpointingSection,
+    DatasetKeys,
     DistributedSection,
+    EnvironmentKeys,
     EvaluationSection,
     ModelSection,
     ReplayBufferSection,
@@ -29,112 +37,14 @@ from forge_core.config.sections import (
     SamplingSection,
     TrainingSection,
 )
-from forge_core.config.sources import (
-    environment_layer,
-    model_layers,
-    override_layer,
-    source_layers,
-)
-from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, merge, plain
-from forge_core.errors import ConfigError, PluginError
+from forge_core.contracts.services import ServiceOptions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from forge_core.config.sections import Sections
+    from forge_core.contracts.component import Section
     from forge_core.plugins.catalog import Catalog
-    from forge_core.protocols import (
-        Dataset,
-        Environment,
-        Generator,
-        Loss,
-        Recipe,
-        Reward,
-        Runtime,
-        Tracker,
-        Trainer,
-        Transport,
-    )
-    from forge_core.services.options import ServiceOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardPart:
-    """One part of the reward.
-
-    Args:
-        selection: the reward component with its settings.
-        weight: factor in the weighted sum.
-        deadline: seconds until the call is killed.
-        failure_reward: what an episode gets for this part when the call raised or was killed; None
-            leaves the episode out.
-    """
-
-    selection: Selection[Reward]
-    weight: float = 1.0
-    deadline: float = 10.0
-    failure_reward: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageConfig:
-    """One stage: a recipe with everything it may use.
-
-    A component is None when the config chooses none, and also when only the default was chosen and
-    it is not installed: whoever needs it says so.
-    """
-
-    name: str
-    recipe: Selection[Recipe]
-    generator: Selection[Generator] | None
-    trainer: Selection[Trainer] | None
-    reference: Selection[Trainer] | None
-    loss: Selection[Loss] | None
-    environment: Selection[Environment] | None
-    transport: Selection[Transport] | None
-    dataset: Selection[Dataset] | None
-    eval_dataset: Selection[Dataset] | None
-    generator_placement: Placement
-    generator_options: ServiceOptions
-    trainer_placement: Placement
-    reference_placement: Placement
-    replay_buffer_placement: Placement
-    rewards: Mapping[str, RewardPart]
-    reward_placement: Placement
-    model: ModelSection
-    training: TrainingSection
-    distributed: DistributedSection
-    sampling: SamplingSection
-    evaluation: EvaluationSection
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """A whole config, parsed.
-
-    Args:
-        name: the ``name:`` key, else the preset or the file's stem.
-        stages: in order; at least one.
-        model: the weights the run starts with.
-        checkpointing: shared by all stages.
-        runtime: where replicas live.
-        trackers: by part.
-        tree: every effective value as plain data; it loads again as it stands.
-        provenance: dotted key -> where its value came from, for every effective value. Values of
-            a stage stand under ``stages.NAME.`` when the config has ``stages:``.
-    """
-
-    name: str
-    stages: tuple[StageConfig, ...]
-    model: ModelSection
-    checkpointing: CheckpointingSection
-    runtime: Selection[Runtime]
-    trackers: Mapping[str, Selection[Tracker]]
-    tree: Mapping[str, Any] = field(compare=False, repr=False)
-    provenance: Mapping[str, Provenance] = field(compare=False, repr=False)
-
-    def to_yaml(self) -> str:
-        """The tree as YAML: what ``config.yaml`` of a run folder holds."""
-        return to_yaml(self.tree)
 
 
 def resolve(
@@ -158,69 +68,36 @@ def resolve(
         ConfigError: everything that is wrong with the config, one line for each problem.
         PluginError: a plugin contributes a model preset or defaults that cannot be used.
     """
-    environ = os.environ if environ is None else environ
-    problems: list[str] = []
-    stem, below = source_layers(catalog, source, environ, problems)
-    above = [environment_layer(environ, problems), override_layer(overrides, environ, problems)]
-    default = default_layer()
-    model = model_layers(catalog, _model_name([default, *below, *above]), environ, problems)
-    builtin, layers = [default, *model], [default, *model, *below, *above]
-    names: list[str | None] = [*stage_names(layers, problems)] or [None]
-    stages = [_stage_parser(catalog, builtin, layers, stage, problems) for stage in names]
-    run = SectionParser(
-        catalog,
-        merged_sections(layers, None, []),
-        merged_sections(builtin, None, []),
-        problems,
-    )
+    request = Request(catalog, source, overrides, os.environ if environ is None else environ)
+    kinds = catalog.sections
+    typed = Code if isinstance(overrides, Mapping) else Arguments
+    sources = [kind(request) for kind in (typed, Environment, Files, ModelPreset, Defaults)]
+    layers = Layers(_build_sources=(tuple(sources), {}))
+    problems = [line for one in reversed(sources) for line in one.problems]
+
+    def parser(stage: str | None, problems_of_merge: list[str]) -> SectionParser:
+        merged = merged_sections(layers.of(stage), stage, problems_of_merge, kinds)
+        builtin = merged_sections(layers.builtin(stage), None, [], kinds)
+        return SectionParser(catalog, merged, builtin, problems)
+
+    names: list[str | None] = [*stage_names(layers.of(None), problems)] or [None]
+    stages = [parser(stage, problems) for stage in names]
+    run = parser(None, [])
     _check_removals([run.merged, *(stage.merged for stage in stages)], problems)
-    config = _parse(_name(stem, layers), run, names, stages)
+    config = _parse(_name(layers.of(None)), run, names, stages, kinds)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        lines = list(dict.fromkeys(problems))
+        more = len(lines) - MOST_PROBLEMS
+        raise ConfigError(
+            [*lines[:MOST_PROBLEMS], f"and {more:,} more problems"] if more > 0 else lines
+        )
     assert config is not None
     return config
 
 
-def _name(stem: str, layers: Sequence[Layer]) -> Node:
-    name: Node = Leaf(stem, stem, Origin("default", "", "name"))
-    for layer in layers:
-        name = merge(name, layer.name) if layer.name is not None else name
-    return name
-
-
-def _model_name(layers: Sequence[Layer]) -> str:
-    """``model.name`` as far as it is known before the model preset, which it chooses."""
-    model = merged_sections(layers, None, []).get("model")
-    name = model.items.get("name") if isinstance(model, Table) else None
-    return name.value if isinstance(name, Leaf) and isinstance(name.value, str) else ""
-
-
-def _stage_parser(
-    catalog: Catalog,
-    builtin: Sequence[Layer],
-    layers: Sequence[Layer],
-    stage: str | None,
-    problems: list[str],
-) -> SectionParser:
-    """The stage's sections over the defaults that its recipe and its layout have for them."""
-    sections = merged_sections(layers, stage, [])
-    recipe = sections.get("recipe")
-    extra: list[Layer] = [layout_layer(layout_defaults(catalog, sections))]
-    if isinstance(recipe, Table):
-        try:
-            component = catalog.get("recipe", component_name(recipe) or "")
-        except PluginError:
-            pass  # parsing the recipe's section reports it
-        else:
-            defaults = getattr(component.settings, "section_defaults", {})
-            extra.append(recipe_layer(component.name, defaults))
-    default, *rest = layers
-    return SectionParser(
-        catalog,
-        merged_sections([default, *extra, *rest], stage, problems),
-        merged_sections([builtin[0], *extra, *builtin[1:]], None, []),
-        problems,
-    )
+def _name(layers: Sequence[Layer]) -> Node:
+    names: list[Node] = [layer.name for layer in layers if layer.name is not None]
+    return reduce(merge, names)
 
 
 def _check_removals(merged: Sequence[Mapping[str, Node]], problems: list[str]) -> None:
@@ -239,15 +116,21 @@ def _check_removals(merged: Sequence[Mapping[str, Node]], problems: list[str]) -
 
 
 def _parse(
-    name: Node, run: SectionParser, names: Sequence[str | None], stages: Sequence[SectionParser]
+    name: Node,
+    run: SectionParser,
+    names: Sequence[str | None],
+    stages: Sequence[SectionParser],
+    kinds: Sections,
 ) -> RunConfig | None:
     """Everything parsed; None after a problem without which there is no config to speak of."""
     model = run.shared("model", ModelSection)
+    run.check_table("model", ("init", "config"), ArchitectureFields)
     checkpointing = run.shared("checkpointing", CheckpointingSection)
     runtime = run.required("runtime")
     trackers = {part: selection for part, (selection, _) in run.parts("trackers").items()}
     parsed = [
-        _parse_stage(stage, parser, model) for stage, parser in zip(names, stages, strict=True)
+        _parse_stage(stage, parser, model, kinds)
+        for stage, parser in zip(names, stages, strict=True)
     ]
     complete = tuple(stage for stage in parsed if stage is not None)
     if runtime is None or len(complete) < len(parsed):
@@ -276,19 +159,19 @@ def _parse(
 
 
 def _parse_stage(
-    name: str | None, parser: SectionParser, model: ModelSection
+    name: str | None, parser: SectionParser, model: ModelSection, kinds: Sections
 ) -> StageConfig | None:
-    # Here, because the package imports asyncio, which is slow and of no use to most commands.
-    from forge_core.services.options import ServiceOptions
-
     recipe = parser.required("recipe")
     generator, generator_keys = parser.component_and_keys("generator")
     trainer, trainer_keys = parser.component_and_keys("trainer")
     reference, reference_keys = parser.component_and_keys("reference")
-    sections = {
-        section: parser.component(section)
-        for section in ("loss", "environment", "transport", "dataset", "eval_dataset")
-    }
+    loss, transport = parser.component("loss"), parser.component("transport")
+    environment, environment_keys = parser.component_and_keys("environment")
+    dataset, dataset_keys = parser.component_and_keys("dataset")
+    eval_dataset, eval_dataset_keys = parser.component_and_keys("eval_dataset")
+    assert isinstance(environment_keys, EnvironmentKeys)
+    assert isinstance(dataset_keys, DatasetKeys)
+    assert isinstance(eval_dataset_keys, DatasetKeys)
     rewards = {
         part: RewardPart(selection=selection, **(dict(keys) if keys is not None else {}))
         for part, (selection, keys) in parser.parts("rewards").items()
@@ -298,6 +181,7 @@ def _parse_stage(
     distributed = parser.shared("distributed", DistributedSection)
     sampling = parser.shared("sampling", SamplingSection)
     evaluation = parser.shared("evaluation", EvaluationSection)
+    added = {name: _added(section, parser) for name, section in kinds.added.items()}
     if recipe is None:
         return None
     return StageConfig(
@@ -306,7 +190,14 @@ def _parse_stage(
         generator=generator,
         trainer=trainer,
         reference=reference,
-        **sections,
+        loss=loss,
+        transport=transport,
+        environment=environment,
+        environment_keys=environment_keys,
+        dataset=dataset,
+        dataset_keys=dataset_keys,
+        eval_dataset=eval_dataset,
+        eval_dataset_keys=eval_dataset_keys,
         generator_placement=_placement(generator_keys),
         generator_options=ServiceOptions(**_fields_of(ServiceOptions, generator_keys)),
         trainer_placement=_placement(trainer_keys),
@@ -314,11 +205,24 @@ def _parse_stage(
         replay_buffer_placement=_placement(parser.shared("replay_buffer", ReplayBufferSection)),
         rewards=rewards,
         reward_placement=_placement(reward_workers),
+        reward_workers=reward_workers,
         model=model,
         training=training,
         distributed=distributed,
         sampling=sampling,
         evaluation=evaluation,
+        sections=added,
+    )
+
+
+def _added(section: Section, parser: SectionParser) -> SectionConfig:
+    """What the config says in a section that a plugin has added."""
+    selection, keys = parser.component_and_keys(section.name)
+    return SectionConfig(
+        section=section,
+        selection=selection,
+        placement=_placement(keys),
+        options=ServiceOptions(**_fields_of(ServiceOptions, keys)),
     )
 
 

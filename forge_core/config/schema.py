@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, PydanticUserError
 
-from forge_core.config.layers import DEFAULTS, SECTIONS
+from forge_core.config.layers import SECTIONS
 from forge_core.config.sections import (
     ALIASES,
     COMPONENT_MAPS,
-    COMPONENT_SECTIONS,
-    KERNEL_KEYS,
     RUN_WIDE,
     SHARED_SECTIONS,
 )
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.component import Component
+    from forge_core.contracts.component import Component
     from forge_core.plugins.catalog import Catalog
 
 Schema = dict[str, Any]
@@ -82,7 +80,8 @@ def model_schema(model: type[BaseModel]) -> Schema:
 def config_schema(catalog: Catalog) -> Schema:
     """JSON Schema (2020-12) of a whole config with every installed component."""
     defs: Schema = {}
-    sections = {name: _section(catalog, name, defs) for name in SECTIONS}
+    names = [*SECTIONS, *catalog.sections.added]
+    sections = {name: _section(catalog, name, defs) for name in names}
     of_stage = {name: schema for name, schema in sections.items() if name not in RUN_WIDE}
     stage = {"type": "object", "properties": of_stage, "additionalProperties": False}
     return {
@@ -111,14 +110,13 @@ def component_schema(catalog: Catalog, family: str, name: str) -> Schema:
         UsageError: there is no such family.
         PluginError: there is no such component.
     """
-    sections = [*COMPONENT_SECTIONS.items(), *COMPONENT_MAPS.items()]
-    section = next((section for section, owner in sections if owner == family), None)
-    if section is None:
-        families = dict.fromkeys(owner for _, owner in sections)
-        raise UsageError(f"no family is called {family!r} (allowed: {', '.join(families)})")
+    sections = catalog.sections.of_family(family)
+    if not sections:
+        raise UsageError(f"no family is called {family!r} (allowed: {', '.join(catalog.families)})")
+    section = sections[0]
     defs: Schema = {}
     component = catalog.get(family, name)
-    schema = _variant(section, family, name, component, defs, use_required=True)
+    schema = _variant(catalog, section, family, name, component, defs, use_required=True)
     return {**schema, "title": f"{family} {name}", "$defs": defs}
 
 
@@ -126,18 +124,24 @@ def _section(catalog: Catalog, section: str, defs: Schema) -> Schema:
     nothing: Schema = {"type": "null"}
     if section in SHARED_SECTIONS:
         return {"anyOf": [_hoisted(SHARED_SECTIONS[section], section, defs), nothing]}
-    if section in COMPONENT_SECTIONS:
-        family = COMPONENT_SECTIONS[section]
-        default = DEFAULTS.get(section, {}).get("use")
+    if (family := catalog.sections.family(section)) is not None:
         variants = [
-            _variant(section, family, name, component, defs, use_required=name != default)
+            _variant(
+                catalog,
+                section,
+                family,
+                name,
+                component,
+                defs,
+                use_required=section != family or not component.default,
+            )
             for name, component in _selectable(catalog, family)
         ]
-        return {"anyOf": [*variants, nothing], "description": f"a {family}, chosen by use"}
+        return {"anyOf": [*variants, nothing], "description": _about(catalog, section, family)}
     family = COMPONENT_MAPS[section]
     named = {
         name: [
-            _variant(section, family, name, component, defs, use_required=required)
+            _variant(catalog, section, family, name, component, defs, use_required=required)
             for required in (True, False)
         ]
         for name, component in _selectable(catalog, family)
@@ -167,7 +171,14 @@ def _selectable(catalog: Catalog, family: str) -> list[tuple[str, Component[Any]
     ]
 
 
+def _about(catalog: Catalog, section: str, family: str) -> str:
+    chosen = f"a {family}, chosen by use"
+    added = catalog.sections.added.get(section)
+    return chosen if added is None else f"{added.summary}; {chosen}"
+
+
 def _variant(
+    catalog: Catalog,
     section: str,
     family: str,
     name: str,
@@ -178,7 +189,7 @@ def _variant(
 ) -> Schema:
     """The section as it looks with this component chosen."""
     schema = dict(_hoisted(component.settings, f"{family}.{name}", defs))
-    kernel = KERNEL_KEYS.get(section)
+    kernel = catalog.sections.keys(section)
     schema["properties"] = {
         "use": {"const": name, "description": component.summary},
         **(_hoisted(kernel, section, defs)["properties"] if kernel is not None else {}),

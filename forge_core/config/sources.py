@@ -1,22 +1,45 @@
-"""Where layers come from: files and presets with what they extend, variables, arguments.
+"""The layers of a config as pydantic-settings sources that keep where each value was written.
 
-pydantic-settings reads files and variables too, but hands over merged values only: its sources do
-not say which variable or line a value came from, and importing it costs the command 180 ms or more.
+pydantic-settings asks its sources from the highest to the lowest and shows each what those above it
+say. Its merge would lose the places and what was overridden, so each source fills one field of
+``Layers``, and ``precedence`` lays the layers over each other.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from forge_core.config.defaults import component_defaults
 from forge_core.config.layers import SECTIONS, Layer, check
-from forge_core.config.tree import Leaf, Node, Origin, Table, from_data, merge
-from forge_core.config.yaml_source import display, load_file, parse_value
-from forge_core.errors import ConfigError, PluginError
+from forge_core.config.layout import layout_defaults
+from forge_core.config.precedence import component_name, merged_sections, stage_names
+from forge_core.config.sections import RUN_WIDE
+from forge_core.config.tree import (
+    MOST_LEVELS,
+    TOO_DEEP,
+    Leaf,
+    Node,
+    Origin,
+    Table,
+    from_data,
+    merge,
+)
+from forge_core.config.yaml_source import parse_value, shortened
+from forge_core.contracts.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog
@@ -27,198 +50,208 @@ SWITCHES: frozenset[str] = frozenset(
 )
 """Variables of the command itself; no config."""
 
+MOST_OVERRIDES = 1_000
+
 _KEY = re.compile(r"[^\s.=~]+(?:[.][^\s.=]+)*")
 
 
-def source_layers(
-    catalog: Catalog,
-    source: str | Path | Mapping[str, Any] | None,
-    environ: Mapping[str, str],
-    problems: list[str],
-) -> tuple[str, list[Layer]]:
-    """The name of the run, and the file, preset or mapping over all it extends, lowest first."""
-    if source is None:
-        return "run", []
-    files = _Files(catalog, environ, problems)
-    if isinstance(source, Mapping):
-        tree = from_data(source, Origin("mapping", "mapping", ""))
+class Layers(BaseSettings):
+    """What every source says. The fields, and the layers in each, stand lowest first.
+
+    Args:
+        defaults: by stage; None is the top level.
+        model_preset: the one that ``model.name`` chooses, over all it extends.
+        source: the file, preset or mapping that was asked for, over all it extends.
+        environment: variables.
+        overrides: arguments, or a mapping handed over in code.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", case_sensitive=True
+    )
+
+    defaults: dict[str | None, list[Layer]]
+    model_preset: list[Layer]
+    source: list[Layer]
+    environment: list[Layer]
+    overrides: list[Layer]
+
+    def builtin(self, stage: str | None) -> list[Layer]:
+        """The layers of a stage that are there on every load."""
+        return [*self.defaults[stage], *self.model_preset]
+
+    def of(self, stage: str | None) -> list[Layer]:
+        """All layers of a stage."""
+        return [*self.builtin(stage), *self.source, *self.environment, *self.overrides]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of ``resolve``."""
+
+    catalog: Catalog
+    source: str | Path | Mapping[str, Any] | None
+    overrides: Sequence[str] | Mapping[str, Any]
+    environ: Mapping[str, str]
+
+
+class Source(PydanticBaseSettingsSource):
+    """A pydantic-settings source of layers, in which every leaf has its ``Origin``."""
+
+    fills: ClassVar[str]
+    """The field of ``Layers``."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(Layers)
+        self.request = request
+        self.kinds = request.catalog.sections
+        self.problems: list[str] = []
+
+    @abstractmethod
+    def layers(self) -> Any:
+        """What the field holds."""
+
+    def above(self) -> list[Layer]:
+        """What all higher sources say, lowest first."""
+        return [layer for layers in self.current_state.values() for layer in layers]
+
+    def checked(self, tree: Table) -> Layer:
+        return check(tree, self.problems, self.kinds)
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return self.layers(), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return {self.fills: self.layers()}
+
+
+class Defaults(Source):
+    """The components a config starts with, and what a stage's layout and recipe default to.
+
+    Raises:
+        PluginError: a recipe speaks of sections that are not a stage's.
+    """
+
+    fills = "defaults"
+
+    def layers(self) -> dict[str | None, list[Layer]]:
+        default = self._layer("default", component_defaults(self.request.catalog))
+        layers = [default, *self.above()]
+        stages: list[str | None] = [*stage_names(layers, [])] or [None]
+        sections = {stage: merged_sections(layers, stage, [], self.kinds) for stage in stages}
+        chosen = {stage: [default, *self._chosen(sections[stage])] for stage in stages}
+        return {None: [default], **chosen}
+
+    def _chosen(self, sections: Mapping[str, Node]) -> Iterator[Layer]:
+        yield self._layer("default", layout_defaults(self.request.catalog, sections))
+        recipe = sections.get("recipe")
+        if isinstance(recipe, Table):
+            try:
+                component = self.request.catalog.get("recipe", component_name(recipe) or "")
+            except PluginError:
+                return  # parsing the recipe's section reports it
+            name = f"recipe {component.name}"
+            layer = self._layer(name, getattr(component.settings, "section_defaults", {}))
+            foreign = {"recipe", *RUN_WIDE} & set(layer.sections)
+            if foreign or layer.stages:
+                named = ", ".join(sorted(foreign) or ["stages"])
+                raise PluginError(f"{name}: section_defaults cannot set {named}")
+            yield layer
+
+    def _layer(self, name: str, data: Mapping[str, Any]) -> Layer:
+        tree = from_data(data, Origin(name, name, ""))
         assert isinstance(tree, Table)
-        return "run", [*files.extended(tree, Path.cwd()), check(tree, problems)]
-    found = locate(catalog, source)
-    return found.name, files.layers(found)
+        return self.checked(tree)
 
 
-def model_layers(
-    catalog: Catalog, name: str, environ: Mapping[str, str], problems: list[str]
-) -> list[Layer]:
-    """The model preset of that name with what it extends; empty when there is none."""
-    if name not in {entry.name for entry in catalog.presets("model")}:
-        return []
-    found = Located(catalog.preset(name, "model").path, name, f"model preset {name}")
-    layers = _Files(catalog, environ, problems).layers(found)
-    if any(layer.stages for layer in layers):
-        problems.append(f"{display(found.path)}: stages: a model preset cannot have stages")
-    return [Layer(layer.sections) for layer in layers]
+class Keyed(Source):
+    """Values that are given one by one, each under its dotted key."""
+
+    layer: ClassVar[str]
+
+    no_extends: ClassVar[str] = ""
+    """Why ``extends`` cannot be given."""
+
+    @abstractmethod
+    def values(self) -> Iterator[tuple[Origin, Node | str]]:
+        """Where each value was given, and the value; YAML as text."""
+
+    def layers(self) -> list[Layer]:
+        items: dict[str, Node] = {}
+        for origin, value in self.values():
+            words = origin.key.split(".")
+            try:
+                if len(words) > MOST_LEVELS:
+                    raise ConfigError(f"{shortened(origin.where)}: {TOO_DEEP}")
+                if words[0] == "extends":
+                    raise ConfigError(f"{origin.where}: {self.no_extends}")
+                if isinstance(value, str):
+                    value = parse_value(value, origin, self.request.environ)
+            except ConfigError as error:
+                self.problems.extend(error.problems)
+                continue
+            for depth in range(len(words) - 1, 0, -1):
+                value = Table({words[depth]: value}, replace(origin, key=".".join(words[:depth])))
+            items[words[0]] = merge(items.get(words[0]), value)
+        return [self.checked(Table(items, Origin(self.layer, self.layer, "")))]
 
 
-def environment_layer(environ: Mapping[str, str], problems: list[str]) -> Layer:
+class Environment(Keyed, EnvSettingsSource):
     """``FORGE_SECTION__KEY=value`` variables.
 
     A variable without a double underscore is config only if it is called like a section; others
     belong to other programs (several are called Forge), unless they look like a misspelt switch.
+    ``EnvSettingsSource`` has the prefix and the delimiter. Its lookup by field is not used: it
+    ignores misspelt variables.
     """
-    tree = Table({}, Origin("environment", "environment", ""))
-    for variable in sorted(environ):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in SWITCHES:
-            continue
-        words = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-        if len(words) == 1 and words[0] not in SECTIONS:
-            near = difflib.get_close_matches(variable, SWITCHES, n=1, cutoff=0.85)
-            if near:
-                problems.append(f"{variable}: unknown variable; did you mean {near[0]}?")
-            continue
-        key = ".".join(words)
-        if not all(words) or words[0] == "extends":
-            problems.append(f"{variable}: {key}: not a key; write FORGE_SECTION__KEY")
-            continue
-        origin = Origin("environment", variable, key)
-        try:
-            _put(tree, words, parse_value(environ[variable], origin, environ))
-        except ConfigError as error:
-            problems.extend(error.problems)
-    return check(tree, problems)
+
+    fills = layer = "environment"
+
+    def values(self) -> Iterator[tuple[Origin, str]]:
+        for variable in sorted(self.request.environ):
+            if not variable.startswith(self.env_prefix) or variable in SWITCHES:
+                continue
+            words = variable.removeprefix(self.env_prefix).lower().split(self.env_nested_delimiter)
+            key = ".".join(words)
+            if len(words) == 1 and key not in SECTIONS and key not in self.kinds.added:
+                near = difflib.get_close_matches(variable, SWITCHES, n=1, cutoff=0.85)
+                if near:
+                    self.problems.append(f"{variable}: unknown variable; did you mean {near[0]}?")
+            elif not all(words) or words[0] == "extends":
+                line = f"{shortened(variable)}: {shortened(key)}: not a key; "
+                self.problems.append(line + "write FORGE_SECTION__KEY")
+            else:
+                yield Origin(self.layer, variable, key), self.request.environ[variable]
 
 
-def override_layer(
-    overrides: Sequence[str] | Mapping[str, Any],
-    environ: Mapping[str, str],
-    problems: list[str],
-) -> Layer:
-    """``key=value`` and ``~key`` arguments in order, or a mapping handed over in code."""
-    if isinstance(overrides, Mapping):
-        return _mapping_overrides(overrides, problems)
-    tree = Table({}, Origin("command line", "command line", ""))
-    for argument in overrides:
-        removes = argument.startswith("~")
-        key, equals, text = argument.removeprefix("~").partition("=")
-        if removes == bool(equals) or not _KEY.fullmatch(key):
-            problems.append(f"{argument}: not an override; write key=value, or ~key to remove one")
-            continue
-        origin = Origin("command line", argument, key)
-        if key.split(".")[0] == "extends":
-            problems.append(f"{argument}: extends stands in a file, not on the command line")
-        elif removes:
-            _put(tree, key.split("."), Leaf(None, argument, origin, unset=True))
-        else:
-            try:
-                _put(tree, key.split("."), parse_value(text, origin, environ))
-            except ConfigError as error:
-                problems.extend(error.problems)
-    return check(tree, problems)
+class Arguments(Keyed):
+    """``key=value`` and ``~key``, in order."""
+
+    fills, layer = "overrides", "command line"
+    no_extends = "extends stands in a file, not on the command line"
+
+    def values(self) -> Iterator[tuple[Origin, str | Leaf]]:
+        if len(self.request.overrides) > MOST_OVERRIDES:
+            raise ConfigError(f"more than {MOST_OVERRIDES:,} overrides; write them into a file")
+        for argument in self.request.overrides:
+            removes = argument.startswith("~")
+            key, equals, text = argument.removeprefix("~").partition("=")
+            origin = Origin(self.layer, shortened(argument), key)
+            if removes == bool(equals) or not _KEY.fullmatch(key):
+                line = f"{origin.where}: not an override; write key=value, or ~key to remove one"
+                self.problems.append(line)
+            else:
+                yield origin, Leaf(None, argument, origin, unset=True) if removes else text
 
 
-@dataclass(frozen=True)
-class Located:
-    """What a person named: the file behind it, its name as a run, and what to call its layer."""
+class Code(Keyed):
+    """A mapping handed over in code, nested or with dotted keys."""
 
-    path: Path
-    name: str
-    layer: str = "file"
+    fills = layer = "overrides"
+    no_extends = "extends stands in the source, not in an override"
 
-
-def locate(catalog: Catalog, source: str | Path) -> Located:
-    """Find a preset by its name, a YAML file, or a run folder's config. Presets come first.
-
-    Raises:
-        ConfigError: there is no such thing.
-    """
-    if source in {entry.name for entry in catalog.presets()}:
-        return _preset(catalog, str(source))
-    path = Path(source).expanduser()
-    if path.is_dir() and (path / "config.yaml").is_file():
-        path = path / "config.yaml"
-    if path.is_file():
-        return Located(path, path.stem)
-    if path.is_dir():
-        raise ConfigError(f"{source}: a folder without config.yaml, so not a run folder")
-    if isinstance(source, Path) or _is_path(source):
-        raise ConfigError(f"{source}: no such file")
-    try:
-        return _preset(catalog, source)
-    except PluginError as error:
-        raise ConfigError(f"{source}: no such file, and {error}") from None
-
-
-def _preset(catalog: Catalog, name: str) -> Located:
-    preset = catalog.preset(name)
-    return Located(preset.path, preset.name.replace("/", "-"), f"preset {preset.name}")
-
-
-def _is_path(text: str) -> bool:
-    """Whether a person means a file, not a preset."""
-    return Path(text).suffix in {".yaml", ".yml"} or Path(text).parent != Path()
-
-
-class _Files:
-    """Reads a file and what it extends."""
-
-    def __init__(self, catalog: Catalog, environ: Mapping[str, str], problems: list[str]) -> None:
-        self.catalog = catalog
-        self.environ = environ
-        self.problems = problems
-
-    def layers(self, found: Located, chain: tuple[Path, ...] = ()) -> list[Layer]:
-        """The file over what it extends, lowest first."""
-        path = found.path.resolve()
-        if path in chain:
-            circle = " -> ".join(map(display, (*chain[chain.index(path) :], path)))
-            raise ConfigError(f"{display(path)}: extends itself: {circle}")
-        tree = load_file(found.path, found.layer, self.environ)
-        below = self.extended(tree, path.parent, (*chain, path))
-        return [*below, check(tree, self.problems)]
-
-    def extended(self, tree: Table, folder: Path, chain: tuple[Path, ...] = ()) -> list[Layer]:
-        """The layers under ``extends:``, a file beside this one or a preset."""
-        node = tree.items.get("extends")
-        if node is None:
-            return []
-        where = f"{node.origin.where}: extends"
-        if isinstance(node, Table) or not isinstance(node.value, str):
-            raise ConfigError(f"{where}: must be a file or a preset's name")
-        beside = folder / Path(node.value).expanduser()
-        if beside.is_file():
-            return self.layers(Located(beside, beside.stem), chain)
-        if _is_path(node.value):
-            raise ConfigError(f"{where}: {display(beside)}: no such file")
-        try:
-            found = _preset(self.catalog, node.value)
-        except PluginError as error:
-            raise ConfigError(f"{where}: no such file beside it, and {error}") from None
-        return self.layers(found, chain)
-
-
-def _mapping_overrides(overrides: Mapping[str, Any], problems: list[str]) -> Layer:
-    tree = Table({}, Origin("overrides", "overrides", ""))
-    for key, value in overrides.items():
-        where = f"override {key}"
-        if key.split(".")[0] == "extends":
-            problems.append(f"{where}: extends stands in the source, not in an override")
-            continue
-        _put(tree, key.split("."), from_data(value, Origin("overrides", where, key)))
-    return check(tree, problems)
-
-
-def _put(tree: Table, words: Sequence[str], node: Node) -> None:
-    """Merge a node into a layer that is being built, argument by argument."""
-    *parents, last = words
-    for depth, word in enumerate(parents, start=1):
-        child = tree.items.get(word)
-        if not isinstance(child, Table):
-            origin = replace(node.origin, key=".".join(words[:depth]))
-            # After ``~key`` or ``key=null`` in the same layer: a fresh start.
-            child = tree.items[word] = Table({}, origin, replaces=child is not None)
-        tree = child
-    present = tree.items.get(last)
-    if isinstance(present, Leaf) and isinstance(node, Table):
-        node = replace(node, replaces=True)
-    tree.items[last] = merge(present, node)
+    def values(self) -> Iterator[tuple[Origin, Node]]:
+        assert isinstance(self.request.overrides, Mapping)
+        for key, value in self.request.overrides.items():
+            origin = Origin(self.layer, f"override {key}", key)
+            yield origin, from_data(value, origin)

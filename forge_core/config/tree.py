@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forge_core.contracts.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where something was written.
 
     Args:
-        layer: as people read it: ``default``, ``preset quickstart``, ``environment``.
+        layer: as people read it: ``default``, ``preset mine``, ``environment``.
         where: file:line, the variable, or the argument as typed.
         key: the dotted key as it was typed.
     """
@@ -52,7 +54,7 @@ class Table:
     Args:
         items: in the order they were written.
         origin: where it begins, in the highest layer that has it.
-        replaces: written after ``~key`` in the same layer: not merged with what is below.
+        replaces: written over a value or ``~key``: not merged with what is below.
     """
 
     items: dict[str, Node]
@@ -84,7 +86,7 @@ def merge(lower: Node | None, upper: Node) -> Node:
         )
         return replace(upper, overrode=upper.overrode + below)
     if isinstance(lower, Leaf) or upper.replaces:
-        return upper
+        return replace(upper, replaces=True)
     items = dict(lower.items)
     for key, child in upper.items.items():
         items[key] = merge(items.get(key), child)
@@ -102,12 +104,46 @@ def plain(node: Node) -> Any:
     }
 
 
+MOST_VALUES = 10_000
+"""Most keys and values of a file, mapping or argument, with aliases (``*name``) written out."""
+
+MOST_LEVELS = 50
+"""Most mappings and lists inside one another."""
+
+TOO_MANY = f"more than {MOST_VALUES:,} keys and values"
+TOO_DEEP = f"more than {MOST_LEVELS} levels of mappings and lists inside one another"
+
+
 def from_data(data: Any, origin: Origin) -> Node:
-    """A tree of plain data that has one origin; keys extend ``origin.key``."""
+    """A tree of plain data that has one origin; keys extend ``origin.key``.
+
+    Raises:
+        ConfigError: it is too large, nested too deeply, or holds itself.
+    """
+    _measure(data, origin, 0, 0)
+    return _from_data(data, origin)
+
+
+def _measure(data: Any, origin: Origin, values: int, levels: int) -> int:
+    """Count values up to the limits; what holds itself has too many levels or values."""
+    if values >= MOST_VALUES:
+        raise ConfigError(f"{origin.where}: {TOO_MANY}")
+    if not isinstance(data, Mapping | list | tuple):
+        return values + 1
+    if levels == MOST_LEVELS:
+        raise ConfigError(f"{origin.where}: {TOO_DEEP}")
+    if isinstance(data, Mapping):
+        values += len(data)
+    for child in data.values() if isinstance(data, Mapping) else data:
+        values = _measure(child, origin, values, levels + 1)
+    return values + 1
+
+
+def _from_data(data: Any, origin: Origin) -> Node:
     if isinstance(data, Mapping):
         return Table(
             {
-                str(key): from_data(
+                str(key): _from_data(
                     value, replace(origin, key=f"{origin.key}.{key}" if origin.key else str(key))
                 )
                 for key, value in data.items()

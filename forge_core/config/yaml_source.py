@@ -15,8 +15,18 @@ from typing import Any
 
 import yaml
 
-from forge_core.config.tree import Leaf, Node, Origin, Table, plain
-from forge_core.errors import ConfigError
+from forge_core.config.tree import (
+    MOST_LEVELS,
+    MOST_VALUES,
+    TOO_DEEP,
+    TOO_MANY,
+    Leaf,
+    Node,
+    Origin,
+    Table,
+    plain,
+)
+from forge_core.contracts.errors import ConfigError
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS: tuple[tuple[str, str, list[str]], ...] = (
@@ -32,11 +42,35 @@ _SCALARS: tuple[tuple[str, str, list[str]], ...] = (
 )
 """YAML 1.2 core schema (https://yaml.org/spec/1.2.2/#103-core-schema), int before float."""
 
+MOST_BYTES = 256 * 1024
+"""Most bytes of a config file."""
+
+MOST_CHARACTERS = 2 * MOST_BYTES
+"""Most characters of all values, with aliases and variables (``${NAME}``) written out."""
+
 _INTERPOLATION = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}|\$\{")
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own attribute)
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._values = 0
+        self._levels = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One node. Limits hold while text is read: it never takes long to refuse it."""
+        self._values += 1
+        self._levels += 1
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._values > MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, TOO_MANY, mark)
+        if self._levels > MOST_LEVELS:
+            raise yaml.composer.ComposerError(None, None, TOO_DEEP, mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -76,7 +110,12 @@ def load_file(path: Path, layer: str, environ: Mapping[str, str]) -> Table:
     """
     shown = display(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(f"{shown}: more than {MOST_BYTES // 1024} KiB, too much for a config")
+        # As a file opened as text has it.
+        text = data.decode().replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise ConfigError(f"{shown}: no such file") from None
     except UnicodeDecodeError as error:
@@ -110,6 +149,8 @@ def parse_value(text: str, origin: Origin, environ: Mapping[str, str]) -> Node:
         root = _compose(text, "")
     except ConfigError as error:
         detail = error.problems[0].lstrip(":0123456789 ")
+        if detail.endswith((TOO_MANY, TOO_DEEP)):
+            raise ConfigError(f"{origin.where}: {origin.key}: {detail}") from None
         raise ConfigError(
             f"{origin.where}: {origin.key}: {detail}; put text that is not YAML in quotes"
         ) from None
@@ -149,6 +190,11 @@ def dump_inline(data: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+def shortened(text: str) -> str:
+    """Text as it fits into a line of an error."""
+    return text if len(text) <= 120 else f"{text[:80]}... ({len(text):,} characters)"
+
+
 def display(path: Path) -> str:
     """A path as people want to read it: relative where it lies below the current folder."""
     try:
@@ -163,6 +209,8 @@ def _compose(text: str, shown: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark else shown
+        if error.problem in (TOO_MANY, TOO_DEEP):
+            raise ConfigError(f"{place}: {error.problem}") from None
         about = ", ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(f"{place}: not valid YAML: {about}") from None
     except yaml.reader.ReaderError as error:
@@ -189,14 +237,21 @@ class _Reader:
         self.environ = environ
         self.problems = problems
         self.open: set[int] = set()
+        self._values = 0
+        self._characters = 0
+        self._lists = 0
 
     def read(self, node: yaml.Node, key: str) -> Node:
+        self._values += 1
         origin = Origin(self.layer, self.where(node), key)
+        if self._values > MOST_VALUES:
+            raise ConfigError(f"{origin.where}: {key}: {TOO_MANY}, aliases written out")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, origin)
         if isinstance(node, yaml.SequenceNode):
             value = self._list(node, origin)
-            return Leaf(value, dump_inline(value), origin)
+            # Only the outermost list is shown; that of each inner one would be written many times.
+            return Leaf(value, "" if self._lists else dump_inline(value), origin)
         assert isinstance(node, yaml.ScalarNode)
         return Leaf(self._scalar(node, origin), node.value, origin)
 
@@ -232,14 +287,11 @@ class _Reader:
     def _list(self, node: yaml.SequenceNode, origin: Origin) -> list[Any]:
         if not self._enter(node, origin):
             return []
-        values = [self._plain(child, origin) for child in node.value]
+        self._lists += 1
+        values = [plain(self.read(child, origin.key)) for child in node.value]
+        self._lists -= 1
         self.open.remove(id(node))
         return values
-
-    def _plain(self, node: yaml.Node, origin: Origin) -> Any:
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, origin)
-        return plain(self.read(node, origin.key))
 
     def _enter(self, node: yaml.Node, origin: Origin) -> bool:
         """False, with a problem, when an alias (``*name``) leads back into itself."""
@@ -257,12 +309,19 @@ class _Reader:
             text = self._interpolate(text, where, origin.key)
             if node.style is None:
                 tag = _resolve(text)
+        self._characters += len(text)
+        if self._characters > MOST_CHARACTERS:
+            raise ConfigError(
+                f"{where}: {origin.key}: more than {MOST_CHARACTERS:,} characters, aliases and "
+                "variables written out"
+            )
         kind = tag.removeprefix(_TAG)
         try:
             return _CONSTRUCT[kind](text)
         except (KeyError, ValueError):
             self.problems.append(
-                f"{where}: {origin.key}: {kind} {text!r} is not a value a config can hold"
+                f"{where}: {origin.key}: {kind} {shortened(text)!r} is not a value a config can "
+                "hold"
             )
             return None
 
@@ -274,7 +333,7 @@ class _Reader:
             if name is None:
                 self.problems.append(
                     f"{where}: {key}: write ${{NAME}}, ${{NAME:-default}}, "
-                    f"or $${{ for the characters themselves; not {text!r}"
+                    f"or $${{ for the characters themselves; not {shortened(text)!r}"
                 )
                 return ""
             if default is not None:

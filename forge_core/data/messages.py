@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
-from forge_core.errors import DataError
-from forge_core.types import Message, Role
+from forge_core.contracts.errors import DataError
+from forge_core.contracts.types import Message, Role
 
 ROLES: tuple[str, ...] = get_args(Role)
 

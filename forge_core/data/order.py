@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from forge_core.seeding import derive_seed
+from forge_core.contracts.seeding import derive_seed
 
 
 class TaskOrder:

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_core.doctor.finding import Finding
+from forge_core.contracts.health import Finding
+from forge_core.processes.memory import host_memory
 from forge_core.tested_versions import TESTED_PYTHONS, TESTED_VERSIONS
 
 GIB = 2**30
-SHM_ENOUGH = GIB
-"""Bytes; the ``shm`` transport keeps up to two sets of weights there."""
 
 PROBE = """
 import importlib.util, json
@@ -60,7 +59,7 @@ def processors(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Cores this process may use, memory, and how many threads torch will take."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    yield Finding("ok", "cpu", f"{cores} cores, {_memory() / GIB:.1f} GiB of memory")
+    yield Finding("ok", "cpu", f"{cores} cores, {host_memory() / GIB:.1f} GiB of memory")
     threads = environ.get("OMP_NUM_THREADS", "")
     if not threads:
         text = f"not set: every process takes {cores} threads; set it where several share the cores"
@@ -70,14 +69,6 @@ def processors(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("warning", "OMP_NUM_THREADS", text, f"export OMP_NUM_THREADS={cores}")
     else:
         yield Finding("ok", "OMP_NUM_THREADS", threads)
-
-
-def _memory() -> int:
-    """Bytes this process may use: the machine's, or its control group's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
 
 
 def torch_devices(driver: Path) -> Iterator[Finding]:
@@ -109,10 +100,10 @@ def torch_devices(driver: Path) -> Iterator[Finding]:
     for name, cause in found["broken"].items():
         text = (
             f"does not fit torch {found['version']} ({cause}); "
-            "transformers and vLLM fail where they import it"
+            "transformers and engines fail where they import it"
         )
-        mend = f"pip uninstall -y {name}   (Forge does not use it)"
-        yield Finding("error", name, text, mend)
+        fix = f"pip uninstall -y {name}   (Forge does not use it)"
+        yield Finding("error", name, text, fix)
 
 
 def _probe_torch() -> dict[str, Any]:
@@ -131,22 +122,6 @@ def _probe_torch() -> dict[str, Any]:
     return found
 
 
-def shared_memory(folder: Path) -> Iterator[Finding]:
-    """Room for weights that travel to other processes of this host."""
-    if not folder.is_dir():
-        text = f"{folder} is not there: weights cannot travel to other processes by shared memory"
-        yield Finding("warning", "shared memory", text, "set transport.use=memory")
-        return
-    room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize
-    text = f"{free / GIB:.1f} GiB free in {folder}"
-    if free < SHM_ENOUGH:
-        mend = f"mount -o remount,size=8G {folder}   (in a container: docker run --shm-size=8g)"
-        yield Finding("warning", "shared memory", text, mend)
-    else:
-        yield Finding("ok", "shared memory", text)
-
-
 def output_folder(folder: Path) -> Finding:
     """Whether runs can be written where they go."""
     place = folder.absolute()
@@ -157,13 +132,13 @@ def output_folder(folder: Path) -> Finding:
             pass
     except OSError as error:
         text = f"runs cannot be written to {folder}: {error.strerror} ({place})"
-        mend = "export FORGE_CHECKPOINTING__OUTPUT_DIR=DIR   (or checkpointing.output_dir=DIR)"
-        return Finding("error", "output folder", text, mend)
+        fix = "export FORGE_CHECKPOINTING__OUTPUT_DIR=DIR   (or checkpointing.output_dir=DIR)"
+        return Finding("error", "output folder", text, fix)
     return Finding("ok", "output folder", f"{folder} can be written")
 
 
 def run_folders(environ: Mapping[str, str]) -> Path:
-    from forge_core.config.sections import CheckpointingSection
+    from forge_core.contracts.sections import CheckpointingSection
 
     default = CheckpointingSection.model_validate({}).output_dir
     return Path(environ.get("FORGE_CHECKPOINTING__OUTPUT_DIR", default))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from forge_core.doctor.finding import Finding
+from forge_core.contracts.health import Finding
 from forge_core.plugins.discovery import KERNEL
 from forge_core.plugins.info import PluginInfo
 from forge_core.plugins.manager import PluginManager
@@ -24,15 +24,19 @@ def installed_version(distribution: str) -> str | None:
 
 
 def versions() -> Iterator[Finding]:
-    """Packages that Forge was tested with, beside the versions that are here."""
+    """Packages that the kernel was tested with, beside the versions that are here."""
     for name, tested in TESTED_VERSIONS.items():
-        installed = installed_version(name)
-        if installed is None:
-            yield Finding("ok", name, f"not installed (tested with {tested})")
-        elif installed.partition("+")[0] == tested:
-            yield Finding("ok", name, f"{installed} (tested)")
-        else:
-            yield Finding("ok", name, f"{installed} (tested with {tested})")
+        yield version(name, tested)
+
+
+def version(name: str, tested: str) -> Finding:
+    """A row with the version of a distribution that is here, and the one that was tested."""
+    installed = installed_version(name)
+    if installed is None:
+        return Finding("ok", name, f"not installed (tested with {tested})")
+    if installed.partition("+")[0] == tested:
+        return Finding("ok", name, f"{installed} (tested)")
+    return Finding("ok", name, f"{installed} (tested with {tested})")
 
 
 def unmet_requirements(distributions: Iterator[str] | Sequence[str]) -> Iterator[Finding]:

@@ -7,11 +7,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from forge_core.contracts.protocols import Generator, StreamingGenerator
+from forge_core.contracts.seeding import derive_seed
+from forge_core.contracts.types import CompletionPart, FinishReason, Message, Sampling
 from forge_core.inference.text_stream import TextStream
 from forge_core.models.prompts import encode_prompt
-from forge_core.protocols import Generator, StreamingGenerator
-from forge_core.seeding import derive_seed
-from forge_core.types import CompletionPart, FinishReason, Message, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError, UsageError
+from forge_core.contracts.errors import DataError, UsageError
+from forge_core.contracts.types import Completion, Sampling
 from forge_core.inference.prompts import GivenPrompt, encode
 from forge_core.services.service import Service
-from forge_core.types import Completion, Sampling
 
 if TYPE_CHECKING:
+    from forge_core.contracts.protocols import Generator
     from forge_core.inference.source import PolicySource
-    from forge_core.protocols import Generator
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,27 +10,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.component import BuildContext, Selection
 from forge_core.config.effective import stage_tree
+from forge_core.config.in_force import CONFIG, config_in_force
 from forge_core.config.layers import SECTIONS
-from forge_core.config.resolve import RunConfig, StageConfig, resolve
+from forge_core.config.resolve import resolve
 from forge_core.config.sources import ENVIRONMENT_PREFIX
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
-from forge_core.errors import UsageError
+from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.config import RunConfig, StageConfig
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.types import Sampling
+from forge_core.models.manifest import verify_model
 from forge_core.run.checkpoint import CheckpointStore
-from forge_core.run.folder import CONFIG, RunFolder
-from forge_core.run.plan import early_context
-from forge_core.types import Sampling
+from forge_core.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from forge_core.app import Forge
-    from forge_core.protocols import Generator, Runtime
+    from forge_core.contracts.protocols import Generator, Runtime
 
 _USED = ("generator", "sampling", "runtime")
-"""Sections of a config that count here, beside the model's dtype."""
+"""Sections of a config that count here, beside the model's keys below."""
+
+_MODEL_KEYS = ("dtype", "trust_remote_code", "allow_pickle")
+"""What can be said of the model on the command line. What a folder may do is not taken from a run:
+its config comes with the folder."""
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -44,12 +50,14 @@ class PolicySource:
         step: of the run that the weights are a checkpoint of; None for any other model.
         stage: the config: of the stage that wrote the checkpoint, else the defaults.
         runtime: where replicas live.
+        warnings: newer checkpoints that were passed over because they are damaged, one line each.
     """
 
     model: Path
     step: int | None
     stage: StageConfig
     runtime: Selection[Runtime]
+    warnings: tuple[str, ...] = ()
 
     @property
     def generator(self) -> Selection[Generator]:
@@ -66,13 +74,19 @@ class PolicySource:
     def context(self) -> BuildContext:
         """What the generator is built with: no transport, for the weights stay as they are."""
         section = self.stage.model.model_copy(update={"path": self.model, "init": None})
-        return replace(early_context(self.stage), model=section)
+        return replace(self.stage.early_context(), model=section)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         from forge_core.models.folder import check_folder, load_tokenizer
 
-        return load_tokenizer(check_folder(self.model))
+        section = self.stage.model
+        check_folder(
+            self.model,
+            trust_remote_code=section.trust_remote_code,
+            allow_pickle=section.allow_pickle,
+        )
+        return load_tokenizer(self.model, trust_remote_code=section.trust_remote_code)
 
     def sampling(self, *, n: int = 1, seed: int | None = None) -> Sampling:
         """The config's ``sampling`` section with the model's stop tokens."""
@@ -104,20 +118,23 @@ def find_policy(
 
     Raises:
         UsageError: there is no such folder, or it holds neither a model nor a checkpoint.
+        DataError: what was named is damaged, or every checkpoint of the run is.
         ConfigError: the config with the overrides is wrong.
     """
     for override in overrides:
         words = override.partition("=")[0].split(".")
-        if words[0] == "model" and words[1:2] != ["dtype"]:
+        if words[0] == "model" and not _of_model(words):
             raise UsageError(f"{override}: the model is what was named first, {name}")
         if not _counts(words):
-            raise UsageError(f"{override}: only {', '.join(_USED)} and model.dtype count here")
+            allowed = ", ".join([*_USED, *(f"model.{key}" for key in _MODEL_KEYS)])
+            raise UsageError(f"{override}: only {allowed} count here")
     path = Path(name).expanduser()
     if not path.is_dir():
         raise UsageError(f"{name}: {_absent(path, name)}")
     if (path / CONFIG).is_file():
-        at = _checkpoint(path, step)
-        return _of_run(app, path, at, _store(path).path(at), overrides)
+        at, warnings = _checkpoint(path, step)
+        source = _of_run(app, path, at, _store(path).path(at), overrides)
+        return replace(source, warnings=warnings)
     if step is not None:
         raise UsageError(f"--step {step}: {name} is no run folder; only those have steps")
     if not (path / "config.json").is_file():
@@ -125,7 +142,9 @@ def find_policy(
             f"{name}: neither a model folder (with config.json) nor a run folder (with {CONFIG})"
         )
     if (found := _run_and_step(path.absolute())) is not None:
+        _store(found[0]).verify(found[1], model_only=True)
         return _of_run(app, *found, path, overrides)
+    verify_model(path)
     config = _resolve(app, {**(defaults or {}), "model": {"path": str(path)}}, overrides)
     return PolicySource(path, None, config.stages[0], config.runtime)
 
@@ -136,7 +155,7 @@ def _of_run(
     """With what the run's config says of sampling in the checkpoint's stage. The rest is not looked
     at, so that a run can be asked where its dataset, rewards or trainer are not installed."""
     name = _store(run).state(step).stage
-    tree = stage_tree(plain(load_file(run / CONFIG, "file", os.environ)), name)
+    tree = stage_tree(plain(load_file(config_in_force(run), "file", os.environ)), name)
     sections = {section: tree[section] for section in _USED if section in tree}
     dtype = {key: value for key, value in tree.get("model", {}).items() if key == "dtype"}
     config = _resolve(app, {**sections, "model": {**dtype, "path": str(model)}}, overrides)
@@ -160,7 +179,11 @@ def _counts(words: Sequence[str]) -> bool:
     """Whether a key counts, also below ``stages.NAME``. What is no section the parser refuses."""
     if words[0] == "stages":
         words = words[2:]
-    return not words or words[0] in _USED or words[0] not in SECTIONS or words == ["model", "dtype"]
+    return not words or words[0] in _USED or words[0] not in SECTIONS or _of_model(words)
+
+
+def _of_model(words: Sequence[str]) -> bool:
+    return len(words) == 2 and words[0] == "model" and words[1] in _MODEL_KEYS
 
 
 def _absent(path: Path, name: str) -> str:
@@ -178,15 +201,22 @@ def _store(run: Path) -> CheckpointStore:
     return CheckpointStore(RunFolder(run).checkpoints, keep=1)
 
 
-def _checkpoint(run: Path, step: int | None) -> int:
-    steps = _store(run).steps()
+def _checkpoint(run: Path, step: int | None) -> tuple[int, tuple[str, ...]]:
+    """The step that is named, else the newest that is whole; and what is wrong with newer ones."""
+    store = _store(run)
+    steps = store.steps()
     if not steps:
         raise UsageError(f"{run}: this run has no checkpoint yet")
-    if step is not None and step not in steps:
+    if step is None:
+        newest, damaged = store.newest_whole(model_only=True)
+        assert newest is not None
+        return newest, tuple(f"{line}; using step {newest} instead" for line in damaged.values())
+    if step not in steps:
         raise UsageError(
             f"--step {step}: {run} has no such checkpoint (it has: {', '.join(map(str, steps))})"
         )
-    return steps[-1] if step is None else step
+    store.verify(step, model_only=True)
+    return step, ()
 
 
 def _run_and_step(folder: Path) -> tuple[Path, int] | None:

@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.command import forge_command
-from forge_core.errors import ConfigError, DataError
+from forge_core.contracts.errors import ConfigError, DataError
 from forge_core.models.architectures import causal_language_models
 from forge_core.models.characters import character_tokenizer, check_characters
+from forge_core.models.trust import (
+    check_code,
+    check_weights,
+    has_safe_weights,
+    has_tokenizer_code,
+    needs_code,
+    runs_code,
+)
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from forge_core.config.sections import ModelInit, ModelSection
-
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-"""Whole weights; each may also be sharded, with ``<file>.index.json`` naming the parts."""
+    from forge_core.contracts.sections import ModelInit, ModelSection
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -94,11 +99,19 @@ def check_init(init: ModelInit) -> None:
     _model_config(init, character_tokenizer(init.characters))
 
 
-def check_folder(folder: Path) -> Path:
+def check_folder(
+    folder: Path, *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Path:
     """Make sure that a folder can be loaded as far as its files tell, and return it.
 
+    Args:
+        folder: in Hugging Face layout.
+        trust_remote_code: Python code in the folder may run (``model.trust_remote_code``).
+        allow_pickle: its weights may be pickled (``model.allow_pickle``).
+
     Raises:
-        DataError: names the missing file, or the model type that is not supported.
+        DataError: names the missing file, the model type that is not supported, or what the folder
+            needs that is not allowed.
     """
     folder = folder.expanduser()
     if not folder.is_dir():
@@ -107,20 +120,30 @@ def check_folder(folder: Path) -> Path:
     if not config.is_file():
         raise DataError(f"model folder {folder}: lacks config.json{_run_folder_hint(folder)}")
     try:
-        model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        model_type = fields["model_type"]
     except (ValueError, KeyError, TypeError):
         raise DataError(
             f"model folder {folder}: config.json is not a JSON object with model_type"
         ) from None
-    _check_model_type(model_type, f"model folder {folder}: config.json")
-    _check_weight_files(folder)
+    check_code(folder, fields, trust_remote_code=trust_remote_code)
+    if not (trust_remote_code and runs_code(folder, fields)):
+        _check_model_type(model_type, f"model folder {folder}: config.json")
+    check_weights(folder, allow_pickle=allow_pickle)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise DataError(f"model folder {folder}: lacks a tokenizer ({', '.join(TOKENIZER_FILES)})")
+    if not trust_remote_code and has_tokenizer_code(folder):
+        load_tokenizer(folder)  # only transformers knows whether it has a class of its own for it
     return folder
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype | str = "float32", device: torch.device | str = "cpu"
+    folder: Path,
+    dtype: torch.dtype | str = "float32",
+    device: torch.device | str = "cpu",
+    *,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model, in evaluation mode.
 
@@ -128,23 +151,38 @@ def load_model(
         folder: in Hugging Face layout.
         dtype: ``torch.float32``, or its name.
         device: where the weights go.
+        trust_remote_code: as for ``check_folder``.
+        allow_pickle: as for ``check_folder``.
 
     Raises:
-        DataError: the folder is incomplete, or its weights do not fit its config. (Transformers
-            would start with random numbers in place of a weight that lacks.)
+        DataError: the folder is incomplete or needs what is not allowed, or its weights do not fit
+            its config. (Transformers would start with random numbers in place of a missing weight.)
     """
+    from pickle import UnpicklingError
+
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    check_folder(folder)
+    check_folder(folder, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
     _quiet()
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=has_safe_weights(folder),
+            weights_only=True,
         )
+    except UnpicklingError as error:
+        raise DataError(
+            f"model folder {folder}: its pickled weights are damaged or hold more than tensors, "
+            "and are not read; convert them to safetensors"
+        ) from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DataError(f"model folder {folder}: {_first_line(error)}") from error
     for kind in ("missing_keys", "mismatched_keys"):
@@ -156,20 +194,26 @@ def load_model(
     return loaded
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder.
 
+    Args:
+        folder: in Hugging Face layout.
+        trust_remote_code: Python code in the folder may run (``model.trust_remote_code``).
+
     Raises:
-        DataError: there is none, or it cannot be read.
+        DataError: there is none, it cannot be read, or it needs code that may not run.
     """
     from transformers import AutoTokenizer
 
     _quiet()
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise needs_code(folder) from error
         raise DataError(f"tokenizer in {folder}: {_first_line(error)}") from error
     return tokenizer
 
@@ -183,12 +227,15 @@ def model_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     """
     if model.init is not None:
         return character_tokenizer(model.init.characters)
-    return load_tokenizer(_checked_source(model))
+    return load_tokenizer(_checked_source(model), trust_remote_code=model.trust_remote_code)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files, byte for byte, from one model folder to another."""
-    for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS):
+    """Copy the tokenizer's files, byte for byte, from one model folder to another.
+
+    Python modules come along: a tokenizer or config of the model's own is loaded from them.
+    """
+    for name in (*TOKENIZER_FILES, *TOKENIZER_EXTRAS, *(f.name for f in source.glob("*.py"))):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
@@ -200,7 +247,9 @@ def _checked_source(model: ModelSection, shipped: Collection[str] = ()) -> Path:
         raise ConfigError("model: give path (a folder in Hugging Face layout) or init")
     folder = model.path or Path(name)
     if folder.expanduser().is_dir():
-        return check_folder(folder)
+        return check_folder(
+            folder, trust_remote_code=model.trust_remote_code, allow_pickle=model.allow_pickle
+        )
     if model.path is None:
         raise DataError(
             f"model.name: {name!r} is no local folder; download it first "
@@ -243,7 +292,9 @@ def _initialize(init: ModelInit, dtype: str, folder: Path, seed: int) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
             raise ConfigError(f"model.init.config: {_first_line(error)}") from error
     tokenizer.model_max_length = getattr(config, "max_position_embeddings", 2**30)
@@ -291,26 +342,6 @@ def _check_model_type(model_type: object, where: str) -> None:
         raise DataError(
             f"{where}: {model_type!r} is no causal language model known to transformers{near}"
         )
-
-
-def _check_weight_files(folder: Path) -> None:
-    if any((folder / name).is_file() for name in WEIGHT_FILES):
-        return
-    for name in WEIGHT_FILES:
-        index = folder / f"{name}.index.json"
-        if not index.is_file():
-            continue
-        try:
-            parts = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise DataError(f"model folder {folder}: {index.name} has no weight_map") from None
-        for part in parts:
-            if not (folder / part).is_file():
-                raise DataError(f"model folder {folder}: lacks {part}, named in {index.name}")
-        return
-    raise DataError(f"model folder {folder}: lacks weights ({' or '.join(WEIGHT_FILES)})")
 
 
 def _quiet() -> None:

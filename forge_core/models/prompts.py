@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError, PromptRefused
+from forge_core.contracts.errors import DataError, PromptRefused
+from forge_core.contracts.types import Message, Prompt
 from forge_core.models.chat_template import (
     PLACEHOLDER,
     Tools,
@@ -13,7 +14,6 @@ from forge_core.models.chat_template import (
     render,
     turn_end,
 )
-from forge_core.types import Message, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

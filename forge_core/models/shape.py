@@ -8,65 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.sections import ModelSection
+from forge_core.contracts.memory import ModelShape
+from forge_core.contracts.sections import ModelSection
 
 FAMILIES = {"llama": 0, "mistral": 0, "qwen3": 2}
 """Model type -> norms over each head in an attention layer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Sizes of a decoder.
-
-    Args:
-        model_type: transformers' name of the architecture.
-        vocab: tokens.
-        hidden: width of the residual stream.
-        layers: decoder layers.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head_dim: width of a head.
-        intermediate: width of the feed-forward layer.
-        tied: embeddings and head share one matrix.
-        window: most positions.
-    """
-
-    model_type: str
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    tied: bool
-    window: int
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one decoder layer."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate + self.layer_norms
-
-    @property
-    def layer_norms(self) -> int:
-        """Of these, the vectors."""
-        return 2 * self.hidden + FAMILIES[self.model_type] * self.head_dim
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Of the token embeddings; a head of its own has as many."""
-        return self.vocab * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model."""
-        embeddings = self.embedding_parameters * (1 if self.tied else 2)
-        return self.layers * self.layer_parameters + embeddings + self.hidden
 
 
 def model_shape(model: ModelSection) -> ModelShape | None:
@@ -95,6 +44,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
             intermediate=config["intermediate_size"],
             tied=bool(config.get("tie_word_embeddings", False)),
             window=config["max_position_embeddings"],
+            head_norms=FAMILIES[config["model_type"]],
         )
     except KeyError:  # left to the architecture's defaults, which only transformers knows
         return None

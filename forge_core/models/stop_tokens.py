@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError
+from forge_core.contracts.errors import DataError
 from forge_core.models.prompts import end_of_turn
 
 if TYPE_CHECKING:

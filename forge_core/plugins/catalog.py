@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from forge_core.component import Component, Preset
-from forge_core.errors import PluginError
-from forge_core.plugins.info import Entry, PluginInfo, PresetEntry
+from forge_core.config.sections import COMPONENT_MAPS, Sections
+from forge_core.contracts.component import Command, Component, Preset
+from forge_core.contracts.errors import PluginError
+from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry
 
 
 class _Named(Protocol):
@@ -30,6 +31,8 @@ class Catalog:
         plugins: all of them, also those that cannot be used.
         components: family -> what its plugins contribute.
         presets: what plugins ship.
+        commands: subcommands of ``forge``, the kernel's among them.
+        sections: what a config may hold.
         discovered: False when installed plugins were not looked for.
     """
 
@@ -38,17 +41,21 @@ class Catalog:
         plugins: Sequence[PluginInfo],
         components: Mapping[str, Sequence[Entry]],
         presets: Sequence[PresetEntry],
+        commands: Sequence[CommandEntry] = (),
+        sections: Sections | None = None,
         *,
         discovered: bool = True,
     ) -> None:
         self._plugins = tuple(plugins)
         self._components = {family: tuple(entries) for family, entries in components.items()}
         self._presets = tuple(presets)
+        self._commands = tuple(commands)
+        self.sections = Sections() if sections is None else sections
         self._discovered = discovered
 
     @property
     def families(self) -> tuple[str, ...]:
-        """All families, in the order of ``FAMILY_HOOKS``."""
+        """All families: the kernel's in the order of ``FAMILY_HOOKS``, then those of plugins."""
         return tuple(self._components)
 
     def entries(self, family: str) -> list[Entry]:
@@ -77,6 +84,42 @@ class Catalog:
         """Like ``get``, with the plugin that the component comes from."""
         return self._choose(family, self._components[family], name)
 
+    def there_is(self, family: str) -> str:
+        """Names in a family, and the plugins that failed to load, for messages."""
+        unusable = [plugin for plugin in self._plugins if plugin.status in ("broken", "refused")]
+        failed = f"; failed to load: {_list_unusable(unusable)}" if unusable else ""
+        return f"installed: {', '.join(self.names(family)) or 'none'}{failed}"
+
+    def defaults(self, family: str) -> list[Component[Any]]:
+        """What a config selects in a family by itself; of transports, the narrowest reach first.
+
+        Where plugins rival, ``rival_defaults`` says so, and none of theirs is among these.
+        """
+        return [group[0].component for group in self._claims(family) if len(group) == 1]
+
+    def rival_defaults(self, family: str) -> str:
+        """Why a family has no default though plugins bring one: one line; empty where it has."""
+        for group in self._claims(family):
+            if len(group) > 1:
+                claims = " and ".join(f"{each.provider} ({each.name})" for each in group)
+                return (
+                    f"{claims} are both the default {family}; choose one with {family}.use, or "
+                    f"leave a plugin out (-p no:{group[-1].provider.name})"
+                )
+        return ""
+
+    def _claims(self, family: str) -> list[list[Entry]]:
+        """Components that say they are the default, those together that cannot all be."""
+        claims = [entry for entry in self._components.get(family, ()) if entry.component.default]
+        if family in COMPONENT_MAPS.values():
+            return [[entry] for entry in claims]
+        groups: dict[tuple[bool, ...], list[Entry]] = {}
+        for entry in claims:
+            of = entry.component
+            reach = (not of.one_process, not of.cuda_only, not of.one_host)
+            groups.setdefault(reach, []).append(entry)
+        return [group for _, group in sorted(groups.items())]
+
     def presets(self, kind: str = "run") -> list[PresetEntry]:
         """Presets of a kind (``run`` or ``model``), by name."""
         chosen = [entry for entry in self._presets if entry.preset.kind == kind]
@@ -91,12 +134,25 @@ class Catalog:
         family = "preset" if kind == "run" else f"{kind} preset"
         return self._choose(family, self.presets(kind), name).preset
 
+    def commands(self) -> list[CommandEntry]:
+        """Subcommands of ``forge``, in the order of the plugins."""
+        return list(self._commands)
+
+    def command(self, name: str) -> Command:
+        """The command of that name; ``provider:name`` picks one of several.
+
+        Raises:
+            PluginError: as for ``get``.
+        """
+        return self._choose("command", self._commands, name).command
+
     def conflicts(self) -> list[str]:
-        """One line for each name that several plugins provide, saying how to pick one."""
+        """One line for each name or default that several plugins provide, and how to pick one."""
         families: list[tuple[str, Sequence[_Named]]] = [
             *self._components.items(),
             ("preset", self.presets()),
             ("model preset", self.presets("model")),
+            ("command", self._commands),
         ]
         lines = []
         for family, entries in families:
@@ -104,7 +160,7 @@ class Catalog:
                 same = [entry for entry in entries if entry.name == name]
                 if len(same) > 1:
                     lines.append(_ambiguous(family, name, same))
-        return lines
+        return [*lines, *filter(None, map(self.rival_defaults, self._components))]
 
     def _choose(self, family: str, entries: Sequence[E_co], wanted: str) -> E_co:
         provider, _, name = wanted.rpartition(":")

@@ -6,15 +6,20 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import pluggy
 from pydantic import BaseModel
 
-from forge_core.component import Component, Preset
+from forge_core.config.sections import Sections
+from forge_core.contracts.component import Command, Component, Preset, Section
+from forge_core.plugins.secrets import secret_setting
 
 COMPONENT_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+HOOK_NAME = re.compile(r"forge_[a-z0-9_]+")
+COMMAND_NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+COMMAND_TARGET = re.compile(r"\w+(\.\w+)*:\w+")
 PRESET_NAME = re.compile(r"[^\s:=]+")
 PRESET_KINDS = ("run", "model")
 
@@ -62,6 +67,8 @@ def check_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
             if options["optionalhook"]:
                 continue
             raise UnfitError(f"{hook} is not a hook{_did_you_mean(hook, hooks, cutoff=0.6)}")
+        if options["wrapper"] or options["hookwrapper"]:
+            raise UnfitError(f"{hook} is a hook wrapper; Forge calls each plugin's hooks apart")
         found = True
         known = hooks[hook].argnames
         for parameter in inspect.signature(function).parameters.values():
@@ -99,12 +106,16 @@ def contributions(hook: str, result: Any) -> Iterable[object]:
     raise UnfitError(f"{hook} returned {_article(result)}; it must yield its contributions")
 
 
-def check_component(hook: str, item: object, *, installed: bool) -> Component[Any]:
+def check_component(
+    hook: str, item: object, *, family: str, sections: Sections, installed: bool
+) -> Component[Any]:
     """A component that a config can name and that can be built in another process.
 
     Args:
         hook: the hook that yielded it.
         item: what was yielded.
+        family: that the hook is for.
+        sections: what a config may hold.
         installed: it comes from an installed plugin, so ``build`` must be found by name.
 
     Raises:
@@ -122,6 +133,19 @@ def check_component(hook: str, item: object, *, installed: bool) -> Component[An
             f"{where}: settings {item.settings.__name__} must forbid unknown keys "
             "(derive them from forge_core.Settings)"
         )
+    reserved = sorted(item.settings.model_fields.keys() & _reserved_keys(family, sections))
+    if reserved:
+        raise UnfitError(
+            f"{where}: setting {reserved[0]!r} has the name of a key that every {family} has in "
+            "a config; rename it"
+        )
+    if item.default and family == "reward":
+        raise UnfitError(f"{where}: a reward cannot be a default; a preset can have it")
+    if secret := secret_setting(item.settings):
+        raise UnfitError(
+            f"{where}: setting {secret!r} is a secret, and a config is written to the run folder; "
+            f"take {secret}_file or {secret}_env, the name of a file or of a variable that holds it"
+        )
     if not callable(item.build):
         raise UnfitError(f"{where}: build must be a function (settings, context)")
     if installed and not _is_module_level(item.build):
@@ -135,11 +159,45 @@ def check_component(hook: str, item: object, *, installed: bool) -> Component[An
     return item
 
 
+def _reserved_keys(family: str, sections: Sections) -> set[str]:
+    """Keys beside a component's settings, which never reach it."""
+    kernel = (sections.keys(name) for name in sections.of_family(family))
+    return {"use"}.union(*(keys.model_fields for keys in kernel if keys is not None))
+
+
 def _is_module_level(build: object) -> bool:
     if not inspect.isfunction(build):
         return False
     module = sys.modules.get(build.__module__)
     return getattr(module, build.__qualname__, None) is build
+
+
+def check_section(
+    hook: str, item: object, *, sections: Mapping[str, str], hooks: Collection[str]
+) -> Section:
+    """A section that a config can have beside those that are there.
+
+    Args:
+        hook: the hook that yielded it.
+        item: what was yielded.
+        sections: names of sections and families that are taken -> whose they are.
+        hooks: names of hooks that are taken.
+
+    Raises:
+        UnfitError: names the section and the rule.
+    """
+    if not isinstance(item, Section):
+        raise UnfitError(f"{hook} yielded {_article(item)}, not a Section")
+    where = f"{hook}: section {item.name!r}"
+    if not isinstance(item.name, str) or not COMPONENT_NAME.fullmatch(item.name):
+        raise UnfitError(f"{where}: names are lower case words joined by _")
+    if item.name in sections:
+        raise UnfitError(f"{where}: {sections[item.name]} has a section or family of that name")
+    if not isinstance(item.hook, str) or not HOOK_NAME.fullmatch(item.hook):
+        raise UnfitError(f"{where}: hook is {item.hook!r}; hooks are called forge_...")
+    if item.hook in hooks:
+        raise UnfitError(f"{where}: there is a hook {item.hook} already")
+    return item
 
 
 def check_preset(hook: str, item: object) -> Preset:
@@ -155,6 +213,29 @@ def check_preset(hook: str, item: object) -> Preset:
         raise UnfitError(f"{where}: names hold no space, ':' or '='")
     if item.kind not in PRESET_KINDS:
         raise UnfitError(f"{where}: kind is {item.kind!r}; it can be: {', '.join(PRESET_KINDS)}")
+    return item
+
+
+def check_command(hook: str, item: object, taken: Collection[str]) -> Command:
+    """A command that can be called by its name. Its module is imported only when it is called.
+
+    Args:
+        hook: the hook that yielded it.
+        item: what was yielded.
+        taken: names of the kernel's commands.
+
+    Raises:
+        UnfitError: names the command and the rule.
+    """
+    if not isinstance(item, Command):
+        raise UnfitError(f"{hook} yielded {_article(item)}, not a Command")
+    where = f"{hook}: command {item.name!r}"
+    if not isinstance(item.name, str) or not COMMAND_NAME.fullmatch(item.name):
+        raise UnfitError(f"{where}: names are lower case words joined by - or _")
+    if item.name in taken:
+        raise UnfitError(f"{where}: the kernel has a command of that name")
+    if not isinstance(item.target, str) or not COMMAND_TARGET.fullmatch(item.target):
+        raise UnfitError(f"{where}: target must be 'module:attribute', not {item.target!r}")
     return item
 
 

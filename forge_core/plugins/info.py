@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forge_core.component import Component, Preset
+from forge_core.contracts.component import Command, Component, Preset
 
 Status = Literal["ok", "broken", "refused", "blocked"]
 
@@ -66,3 +66,15 @@ class PresetEntry:
     @property
     def name(self) -> str:
         return self.preset.name
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """A command, and where it comes from."""
+
+    command: Command
+    provider: PluginInfo
+
+    @property
+    def name(self) -> str:
+        return self.command.name

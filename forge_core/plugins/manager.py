@@ -17,21 +17,31 @@ from typing import Any
 import pluggy
 from packaging.utils import canonicalize_name
 
-from forge_core import builtin, hookspecs
-from forge_core.component import Component, Preset
-from forge_core.errors import PluginError
-from forge_core.hookspecs import FAMILY_HOOKS, PROJECT
+from forge_core import builtin
+from forge_core.config.sections import (
+    COMPONENT_MAPS,
+    COMPONENT_SECTIONS,
+    SHARED_SECTIONS,
+    Sections,
+)
+from forge_core.contracts import hookspecs
+from forge_core.contracts.blame import contained, described
+from forge_core.contracts.component import Command, Component, Preset, Section
+from forge_core.contracts.errors import PluginError
+from forge_core.contracts.hookspecs import FAMILY_HOOKS, PROJECT, hookspec
 from forge_core.plugins.catalog import Catalog
 from forge_core.plugins.checks import (
     UnfitError,
+    check_command,
     check_component,
     check_hooks,
     check_object,
     check_preset,
+    check_section,
     contributions,
 )
 from forge_core.plugins.discovery import KERNEL, installed_plugins
-from forge_core.plugins.info import Entry, PluginInfo, PresetEntry, Status
+from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry, Status
 from forge_core.version import __version__
 
 DISABLE = "FORGE_DISABLE_PLUGINS"
@@ -73,6 +83,8 @@ class PluginManager:
         for candidate in self._candidates:
             candidate.block(disabled, environ)
         self._load()
+        self._add_hooks()
+        self._sections = self._add_sections()
         self._register()
         self._collect()
         self._infos = [candidate.info() for candidate in self._candidates]
@@ -86,6 +98,17 @@ class PluginManager:
         Hooks that plugins added with ``forge_addhooks`` are called in the same way.
         """
         return self._pluggy.hook
+
+    def implementations(self, hook: str) -> list[tuple[str, Callable[..., object]]]:
+        """Each plugin's function for a hook, in order, with the plugin's name.
+
+        The functions take the hook's arguments by name and ignore those that they do not ask for.
+        """
+        caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
+        return [
+            (implementation.plugin_name.partition(":")[2], _by_name(implementation))
+            for implementation in reversed(caller.get_hookimpls())
+        ]
 
     def plugins(self) -> list[PluginInfo]:
         """Every plugin, usable or not, in order."""
@@ -101,11 +124,36 @@ class PluginManager:
                 self._candidates.remove(candidate)
             loaded.add(id(candidate.plugin))
 
-    def _register(self) -> None:
+    def _add_hooks(self) -> None:
         for candidate in self._usable():
             with candidate.recording("forge_addhooks failed"):
                 if (add_hooks := getattr(candidate.plugin, "forge_addhooks", None)) is not None:
                     add_hooks(pluginmanager=self._pluggy)
+
+    def _add_sections(self) -> Sections:
+        """The sections that plugins add, each with its hook: before others are checked for it."""
+        kernel = ("name", "extends", "stages", *SHARED_SECTIONS, *COMPONENT_SECTIONS)
+        taken = dict.fromkeys([*kernel, *COMPONENT_MAPS, *FAMILY_HOOKS], "the kernel")
+        hooks = {name for name in vars(hookspecs) if name.startswith("forge_")}
+        for candidate in self._usable():
+            with candidate.recording("forge_sections failed"):
+                if self._pluggy.parse_hookimpl_opts(candidate.plugin, "forge_sections") is None:
+                    continue
+                result = candidate.plugin.forge_sections()  # type: ignore[attr-defined]
+                for item in contributions("forge_sections", result):
+                    section = check_section("forge_sections", item, sections=taken, hooks=hooks)
+                    if getattr(self._pluggy.hook, section.hook, None) is None:
+                        self._pluggy.add_hookspecs(_with_hook(section))
+                    taken[section.name] = f"plugin {candidate.name}"
+                    hooks.add(section.hook)
+                    candidate.sections.append(section)
+        return self._usable_sections()
+
+    def _usable_sections(self) -> Sections:
+        found = [section for candidate in self._usable() for section in candidate.sections]
+        return Sections({section.name: section for section in found})
+
+    def _register(self) -> None:
         # pluggy calls what was registered last first.
         for index, candidate in reversed(list(enumerate(self._candidates))):
             if candidate.status == "ok":
@@ -115,14 +163,26 @@ class PluginManager:
 
     def _collect(self) -> None:
         for candidate in self._usable():
-            for family, hook in FAMILY_HOOKS.items():
+            added = {section.name: section.hook for section in self._sections.added.values()}
+            for family, hook in (FAMILY_HOOKS | added).items():
                 with candidate.recording(f"{hook} failed"):
                     for item in self._contributed(candidate, hook):
-                        component = check_component(hook, item, installed=not candidate.handed)
-                        candidate.add_component(family, component)
+                        component = check_component(
+                            hook,
+                            item,
+                            family=family,
+                            sections=self._sections,
+                            installed=not candidate.handed,
+                        )
+                        candidate.add_component(family, hook, component)
             with candidate.recording("forge_presets failed"):
                 for item in self._contributed(candidate, "forge_presets"):
                     candidate.add_preset(check_preset("forge_presets", item))
+            with candidate.recording("forge_commands failed"):
+                kernel = self._candidates[0]
+                taken = {c.name for c in kernel.commands} if candidate is not kernel else set()
+                for item in self._contributed(candidate, "forge_commands"):
+                    candidate.add_command(check_command("forge_commands", item, taken))
         for candidate in self._candidates:
             if candidate.status == "broken" and self._pluggy.is_registered(candidate.plugin):
                 self._pluggy.unregister(candidate.plugin)
@@ -134,14 +194,19 @@ class PluginManager:
                 yield from contributions(hook, implementation.function())
 
     def _make_catalog(self, *, discovered: bool) -> Catalog:
-        components: dict[str, list[Entry]] = {family: [] for family in FAMILY_HOOKS}
+        sections = self._usable_sections()
+        families = [*FAMILY_HOOKS, *sections.added]
+        components: dict[str, list[Entry]] = {family: [] for family in families}
         presets: list[PresetEntry] = []
+        commands: list[CommandEntry] = []
         for candidate, info in zip(self._candidates, self._infos, strict=True):
             if info.status == "ok":
                 for family, component in candidate.components:
-                    components[family].append(Entry(component, info))
+                    if family in components:  # else the plugin that has the family is broken
+                        components[family].append(Entry(component, info))
                 presets += [PresetEntry(preset, info) for preset in candidate.presets]
-        return Catalog(self._infos, components, presets, discovered=discovered)
+                commands += [CommandEntry(command, info) for command in candidate.commands]
+        return Catalog(self._infos, components, presets, commands, sections, discovered=discovered)
 
     def _raise_for_handed(self) -> None:
         for candidate in self._candidates:
@@ -169,6 +234,8 @@ class _Candidate:
     plugin: object = None
     components: list[tuple[str, Component[Any]]] = field(default_factory=list)
     presets: list[Preset] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
 
     def block(self, disabled: Collection[str], environ: Mapping[str, str]) -> None:
         """Leave the plugin out if its name or its distribution's is among those disabled."""
@@ -182,25 +249,31 @@ class _Candidate:
     def recording(self, doing: str) -> Iterator[None]:
         """What goes wrong inside breaks this plugin, and nothing else."""
         try:
-            yield
-        # A module that calls sys.exit() when it is imported must not end the command.
-        except (Exception, SystemExit) as error:
+            # A module that calls sys.exit() when it is imported must not end the command.
+            with contained():
+                yield
+        except Exception as error:
             # The first failure is the cause; what follows from it is not.
             if self.status != "broken":
                 self.status, self.error = "broken", error
                 self.cause = (
-                    str(error) if isinstance(error, UnfitError) else f"{doing}: {_line(error)}"
+                    str(error) if isinstance(error, UnfitError) else f"{doing}: {described(error)}"
                 )
 
-    def add_component(self, family: str, component: Component[Any]) -> None:
+    def add_component(self, family: str, hook: str, component: Component[Any]) -> None:
         if any(f == family and c.name == component.name for f, c in self.components):
-            raise UnfitError(f"{FAMILY_HOOKS[family]}: {component.name!r} is there twice")
+            raise UnfitError(f"{hook}: {component.name!r} is there twice")
         self.components.append((family, component))
 
     def add_preset(self, preset: Preset) -> None:
         if any(p.name == preset.name and p.kind == preset.kind for p in self.presets):
             raise UnfitError(f"forge_presets: {preset.name!r} is there twice")
         self.presets.append(preset)
+
+    def add_command(self, command: Command) -> None:
+        if any(c.name == command.name for c in self.commands):
+            raise UnfitError(f"forge_commands: {command.name!r} is there twice")
+        self.commands.append(command)
 
     def info(self) -> PluginInfo:
         has_trace = self.error is not None and not isinstance(self.error, UnfitError)
@@ -213,6 +286,21 @@ class _Candidate:
             trace="".join(traceback.format_exception(self.error)) if has_trace else "",
             components=tuple((family, component.name) for family, component in self.components),
         )
+
+
+def _by_name(implementation: pluggy.HookImpl) -> Callable[..., object]:
+    def call(**arguments: object) -> object:
+        return implementation.function(*(arguments[name] for name in implementation.argnames))
+
+    return call
+
+
+def _with_hook(section: Section) -> type:
+    """What pluggy reads the specification of a section's hook from."""
+
+    def hook() -> Any: ...
+
+    return type(section.name, (), {section.hook: staticmethod(hookspec(hook))})
 
 
 def _core() -> _Candidate:
@@ -254,9 +342,3 @@ def _autoload(environ: Mapping[str, str]) -> bool:
     if value not in ("0", "1"):
         raise PluginError(f"{AUTOLOAD} is {value!r}; it can be 0 (off) or 1 (on)")
     return value == "1"
-
-
-def _line(error: BaseException) -> str:
-    """Type and message of an error, on one line."""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.component import ModelMaker
-from forge_core.errors import PluginError
+from forge_core.contracts.component import ModelMaker
+from forge_core.contracts.errors import PluginError
 
 if TYPE_CHECKING:
     from forge_core.plugins.manager import PluginManager

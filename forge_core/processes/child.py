@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from forge_core.processes.descendants import kill_descendants
+from forge_core.processes.supervision import TOO_MANY_PROCESSES
 
 # -P: the working directory is no place to import from unless it is one here.
 _OPTIONS = ("-P", "-X", "faulthandler")
@@ -28,7 +29,8 @@ class Child:
         stdin: the child's standard input; ours is left open.
         stdout: the child's standard output; None: ours.
         stderr: the child's standard error; None: ours.
-        env: variables beside those of this process.
+        env: variables beside the inherited ones.
+        inherited: variables in place of those of this process.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Child:
         stdout: int | IO[bytes] | None,
         stderr: int | IO[bytes] | None,
         env: Mapping[str, str] | None = None,
+        inherited: Mapping[str, str] | None = None,
     ) -> None:
         self.lifeline, theirs = socket.socketpair()
         """Readable (at its end) once the child is gone; the child sees the same of us."""
@@ -51,7 +54,11 @@ class Child:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(env or {})},
+                env={
+                    **(os.environ if inherited is None else inherited),
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    **(env or {}),
+                },
                 start_new_session=True,
             )
 
@@ -85,6 +92,8 @@ class Child:
             code = self._process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             return None
+        if code == TOO_MANY_PROCESSES:
+            return "was killed because it had started too many processes"
         if code < 0 or code > 128:
             number = -code if code < 0 else code - 128
             with contextlib.suppress(ValueError):

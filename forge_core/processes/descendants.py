@@ -14,8 +14,8 @@ _KILL_LIMIT = 10.0
 """Seconds to go on killing. Only a process stuck in the kernel takes longer than milliseconds."""
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent has ended.
+def adopt_orphans(adopt: bool = True) -> None:
+    """Make this process the parent of descendants whose own parent has ended, or no longer.
 
     Without it they would become children of init, where nothing shows who started them. Linux
     only (``PR_SET_CHILD_SUBREAPER``, see prctl(2)). Children do not inherit the setting.
@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
         import ctypes
 
         pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, int(adopt))
 
 
 def descendants(root: int) -> list[int]:

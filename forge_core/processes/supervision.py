@@ -8,36 +8,68 @@ to a session of its own, as sandboxes do (``timeout``, ``setsid``, ``start_new_s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from forge_core.processes.descendants import adopt_orphans, descendants, kill_descendants
+from forge_core.processes.logs import pump
+from forge_core.processes.scratch import remove_folder
+
+TOO_MANY_PROCESSES = 190
+"""Exit code of the outer process when it has killed the inner one for starting too many."""
 
 _TIME_TO_CLEAN_UP = 1.0
 """Seconds that what the inner process has started may go on after it."""
 
+_COUNT_EVERY = 0.25
+"""Seconds between two counts of processes; more where that would take over 1 % of a core."""
 
-def divide(lifeline: int, channels: Sequence[int]) -> None:
+
+def divide(
+    lifeline: int,
+    channels: Sequence[int],
+    *,
+    log: Path | None = None,
+    scratch: Path | None = None,
+    processes: int | None = None,
+) -> None:
     """Become the inner of two processes. Returns in the inner one alone.
 
     Args:
         lifeline: descriptor of a socket whose other end the parent holds; neither ever writes.
         channels: descriptors of the inner process, that the outer one must not hold open.
+        log: bounded file (``forge_core.processes.logs``) that the inner process and what it starts
+            print to; None: our standard output and error.
+        scratch: folder for temporary files that the outer process removes at the end.
+        processes: most processes that there may be below the outer one; None: no limit.
     """
     parent = os.getppid()
     adopt_orphans()
+    printed, output = os.pipe() if log is not None else (-1, -1)
     inner = os.fork()
     if inner:
         for channel in channels:
             os.close(channel)
-        _supervise(inner, parent, lifeline)
+        pumping = None
+        if log is not None:
+            os.close(output)
+            pumping = threading.Thread(target=pump, args=(printed, log), daemon=True)
+            pumping.start()
+        _Supervisor(inner, parent, lifeline, pumping, scratch).run(processes)
     os.close(lifeline)
+    if log is not None:
+        os.close(printed)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
     die_with_parent()
 
 
@@ -50,28 +82,70 @@ def take_over_stdin() -> int:
     return channel
 
 
-def _supervise(inner: int, parent: int, lifeline: int) -> NoReturn:
-    """End as the inner process ends; end everything when the parent ends."""
+class _Supervisor:
+    """The outer process: ends as the inner one does, and ends everything when the parent ends."""
 
-    def watch() -> None:
+    def __init__(
+        self,
+        inner: int,
+        parent: int,
+        lifeline: int,
+        pumping: threading.Thread | None,
+        scratch: Path | None,
+    ) -> None:
+        self._inner = inner
+        self._parent = parent
+        self._lifeline = lifeline
+        self._pumping = pumping
+        self._scratch = scratch
+        self._overrun = False
+
+    def run(self, processes: int | None) -> NoReturn:
+        self._in_thread(self._watch_parent)
+        if processes is not None:
+            self._in_thread(lambda: self._watch_count(processes))
+        ended, status = os.wait()
+        while ended != self._inner:  # an orphan that was adopted
+            ended, status = os.wait()
+        # Helpers that end with their parent, such as multiprocessing's resource tracker, still have
+        # to clean up behind it.
+        limit = time.monotonic() + _TIME_TO_CLEAN_UP
+        while descendants(os.getpid()) and time.monotonic() < limit:
+            time.sleep(0.01)
+        self._clean_up()
+        code = TOO_MANY_PROCESSES if self._overrun else os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
+
+    def _watch_parent(self) -> None:
         # A fork of the parent may hold the lifeline open, hence the second condition.
-        while os.getppid() == parent and not select.select([lifeline], [], [], 1.0)[0]:
+        while os.getppid() == self._parent and not select.select([self._lifeline], [], [], 1.0)[0]:
             pass
-        kill_descendants(os.getpid())
+        self._clean_up()
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
-    ended, status = os.wait()
-    while ended != inner:  # an orphan that was adopted
-        ended, status = os.wait()
-    # Helpers that end with their parent, such as multiprocessing's resource tracker, still have to
-    # clean up behind it.
-    limit = time.monotonic() + _TIME_TO_CLEAN_UP
-    while descendants(os.getpid()) and time.monotonic() < limit:
-        time.sleep(0.01)
-    kill_descendants(os.getpid())
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    def _watch_count(self, most: int) -> None:
+        pause = _COUNT_EVERY
+        while True:
+            time.sleep(pause)
+            began = time.thread_time()
+            if len(descendants(os.getpid())) > most:
+                break
+            pause = max(_COUNT_EVERY, 100 * (time.thread_time() - began))
+        self._overrun = True
+        with contextlib.suppress(OSError):
+            os.nice(-20)  # a fork bomb leaves little time to anybody else
+        kill_descendants(os.getpid())
+
+    def _clean_up(self) -> None:
+        kill_descendants(os.getpid())
+        if self._pumping is not None:
+            self._pumping.join(_TIME_TO_CLEAN_UP)
+        if self._scratch is not None:
+            remove_folder(self._scratch)
+
+    @staticmethod
+    def _in_thread(function: Callable[[], None]) -> None:
+        threading.Thread(target=function, daemon=True).start()
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Selection, Settings
+from forge_core.contracts.component import BuildContext, Component, Selection
+from forge_core.contracts.settings import Settings
 from forge_core.replay.buffer import ReplayBuffer
 
 

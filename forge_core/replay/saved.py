@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from forge_core.types import Completion, Episode, Group, Task, Turn
+from forge_core.contracts.types import Completion, Episode, Group, Task, Turn
 
 
 def to_json(groups: Mapping[int, Group]) -> str:

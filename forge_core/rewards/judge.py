@@ -11,17 +11,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Selection, Settings
-from forge_core.errors import RunFailed
+from forge_core.contracts.component import BuildContext, Component, Selection
+from forge_core.contracts.errors import RunFailed
+from forge_core.contracts.settings import Settings
 from forge_core.processes.frames import dumps
+from forge_core.processes.logs import tail
+from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import PackedSample
-from forge_core.rewards.process import (
-    DeadlinePassed,
-    ProcessLost,
-    Result,
-    RewardProcess,
-    log_tail,
-)
+from forge_core.rewards.process import DeadlinePassed, ProcessLost, Result, RewardProcess
 
 HOPELESS = 32
 """A part that hangs or crashes on that many samples, and has judged none, fails the run at once;
@@ -52,6 +49,7 @@ class JudgeSettings(Settings):
     opening: bytes = Field(description="pickled parts and context, for the reward process")
     deadlines: Mapping[str, float] = Field(description="part -> seconds a sample may take")
     log: Path | None = Field(description="file for what rewards print; null: our stderr")
+    confinement: Confinement = Field(description="environment and limits of the process")
 
 
 class Judge:
@@ -135,7 +133,9 @@ class Judge:
         for _ in range(2):
             if self._closed:
                 raise RunFailed("the reward pool is closed")
-            process = self._process = RewardProcess(self._settings.opening, self._settings.log)
+            process = self._process = RewardProcess(
+                self._settings.opening, self._settings.log, self._settings.confinement
+            )
             try:
                 await self._in_thread(process, process.wait_ready)
                 return process
@@ -145,12 +145,14 @@ class Judge:
                 if isinstance(loss, DeadlinePassed):
                     break
         raise RunFailed(
-            f"a reward process did not start: {cause}", log_tail=log_tail(self._settings.log)
+            f"a reward process did not start: {cause}", log_tail=tail(self._settings.log)
         )
 
     def _discard(self) -> None:
         if self._process is not None:
             self._process.close()
+            # In the thread: a program may have left millions of files.
+            self._thread.submit(self._process.remove_scratch)
             self._process = None
 
     async def _in_thread(

@@ -17,21 +17,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext, Placement
-from forge_core.errors import RunFailed, UsageError
+from forge_core.contracts.component import BuildContext, Placement
+from forge_core.contracts.errors import RunFailed, UsageError
+from forge_core.contracts.protocols import Runtime
+from forge_core.contracts.services import ServiceOptions
+from forge_core.contracts.types import Episode, RewardSample
 from forge_core.processes.frames import dumps
-from forge_core.protocols import Runtime
+from forge_core.processes.logs import tail
+from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import PackedSample, pack
 from forge_core.rewards.judge import HOPELESS, JudgeSettings, Unit, Verdicts, hopeless, judges
-from forge_core.rewards.process import Result, log_tail
+from forge_core.rewards.process import Result
 from forge_core.runtimes.local import LocalRuntime
-from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
-from forge_core.types import Episode, RewardSample
 from forge_core.watchdog import EventSink, Watchdog
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RewardPart
+    from forge_core.contracts.config import RewardPart
 
 
 class RewardPool:
@@ -44,7 +46,9 @@ class RewardPool:
         context: what rewards are built with (without the loss and the transport).
         runtime: where judges live; None: in this process, unless the placement says otherwise.
         placement: how many judges there are, and what they are given.
-        log: file that what rewards print is appended to; None: our stderr.
+        log: bounded file that what rewards print is appended to; None: our stderr.
+        confinement: environment and limits of reward processes; they also get the variables of the
+            placement.
         on_event: told of ``reward_failed`` and ``reward_retried``, and of what befalls judges.
         watchdog: calls register in it.
     """
@@ -57,6 +61,7 @@ class RewardPool:
         runtime: Runtime | None = None,
         placement: Placement | None = None,
         log: Path | None = None,
+        confinement: Confinement | None = None,
         on_event: EventSink | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -65,6 +70,7 @@ class RewardPool:
         self._runtime = runtime or LocalRuntime()
         self._placement = placement or Placement()
         self._log = log
+        self._confinement = (confinement or Confinement()).placed(self._placement)
         self._on_event = on_event
         self._watchdog = watchdog
         self._service: Service | None = None
@@ -143,6 +149,7 @@ class RewardPool:
                             opening=self._pickled_parts(),
                             deadlines={name: part.deadline for name, part in self._parts.items()},
                             log=self._log,
+                            confinement=self._confinement,
                         )
                     ),
                     self._context,
@@ -261,7 +268,7 @@ class RewardPool:
             what = f"every episode of {calls} calls in a row"
         return RunFailed(
             f"reward {part!r} failed on {what}: {cause}{more}",
-            log_tail=log_tail(self._log),
+            log_tail=tail(self._log),
         )
 
 

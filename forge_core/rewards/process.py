@@ -5,21 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import secrets
 import select
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_core.errors import ForgeError
+from forge_core.contracts.errors import ForgeError
 from forge_core.processes.child import Child
-from forge_core.processes.frames import LENGTH, frame
-from forge_core.rewards.frames import RECORD
+from forge_core.processes.frames import dumps, frame
+from forge_core.processes.scratch import Scratch
+from forge_core.rewards.confinement import Confinement
+from forge_core.rewards.frames import RECORD, SECRET_SIZE
 
 Result = float | str
 """A sample's reward, or why there is none."""
 
 START_LIMIT = 120.0
 """Seconds a process may take to import and build its rewards, and to take a batch over."""
+
+DEFAULT = Confinement()
+
+_FOREIGN = "something else has written to the channel of the reward process"
+
+_CHUNK = 1 << 16
 
 
 class ProcessLost(Exception):
@@ -35,25 +45,33 @@ class RewardProcess:
 
     Args:
         opening: pickled parts and context, for ``forge_core.rewards.worker``.
-        log: file that what rewards print is appended to; None: our stderr.
+        log: bounded file that what rewards print is appended to; None: our stderr.
+        confinement: its environment and limits.
     """
 
-    def __init__(self, opening: bytes, log: Path | None) -> None:
-        self._opening = opening
+    def __init__(
+        self, opening: bytes, log: Path | None, confinement: Confinement = DEFAULT
+    ) -> None:
+        self._opening = dumps((opening, confinement))
+        self._secret = secrets.token_bytes(SECRET_SIZE)
+        self._number = 0
         self._buffer = bytearray()
-        commands, self._commands = os.pipe()
-        self._results, results = os.pipe()
         self._closed = False
+        self._scratch = Scratch("forge-rewards-")
+        self._channel, theirs = socket.socketpair()
         with contextlib.ExitStack() as stack:
-            for theirs in (commands, results):
-                stack.callback(os.close, theirs)
+            stack.enter_context(theirs)
+            output = None if log is None else stack.enter_context(log.open("ab"))
             self._child = Child(
                 "forge_core.rewards.worker",
-                stdin=commands,
-                stdout=results,
-                stderr=None if log is None else stack.enter_context(log.open("ab")),
+                [str(log or ""), str(self._scratch.path), str(confinement.processes)],
+                stdin=theirs.fileno(),
+                stdout=2 if output is None else output,
+                stderr=output,
+                inherited=confinement.environment(os.environ),
+                env={"TMPDIR": str(self._scratch.path)},
             )
-        os.set_blocking(self._commands, False)
+        self._channel.setblocking(False)
 
     @property
     def pid(self) -> int:
@@ -67,12 +85,13 @@ class RewardProcess:
             DeadlinePassed: the process did not come up in time.
             ProcessLost: it died.
         """
+        self._scratch.remove_abandoned()
         limit = time.monotonic() + START_LIMIT
         late = f"not ready after {START_LIMIT:g} s"
-        self._write(frame(self._opening), limit, late)
-        (size,) = LENGTH.unpack(self._read(LENGTH.size, limit, late))
-        error = pickle.loads(self._read(size, limit, late))
-        if error is not None:
+        self._write(frame(self._secret) + frame(self._opening), limit, late)
+        _, body = self._receive(limit, late)
+        if body:
+            error = pickle.loads(body)
             assert isinstance(error, ForgeError)
             raise error
 
@@ -87,43 +106,64 @@ class RewardProcess:
 
         Raises:
             DeadlinePassed: a sample passed its deadline.
-            ProcessLost: the process died.
+            ProcessLost: the process died, or something else wrote to its channel.
         """
         limit = time.monotonic() + START_LIMIT
         late = f"a batch was not taken over within {START_LIMIT:g} s"
         self._write(frame(batch), limit, late)
-        self._read(RECORD.size, limit, late)
+        self._receive(limit, late)
         for deadline in deadlines:
-            limit = time.monotonic() + deadline
-            late = f"deadline of {deadline:g} s passed"
-            value, size = RECORD.unpack(self._read(RECORD.size, limit, late))
-            results.append(self._read(size, limit, late).decode() if size else value)
+            value, message = self._receive(
+                time.monotonic() + deadline, f"deadline of {deadline:g} s passed"
+            )
+            results.append(message.decode(errors="replace") if message else value)
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            self._buffer += self._channel.recv(_CHUNK)
+        if self._buffer:
+            results.pop()
+            raise ProcessLost(_FOREIGN)
 
     def kill(self) -> None:
         """Kill the process and all it has started; a thread blocked on it gets ``ProcessLost``."""
         self._child.kill()
 
     def close(self) -> None:
-        """Kill it and give its pipes back. Not while a thread uses it. Safe to call twice."""
+        """Kill it and give its channel back. Not while a thread uses it. Safe to call twice."""
         self._child.close()
         if not self._closed:
             self._closed = True
-            os.close(self._commands)
-            os.close(self._results)
+            self._channel.close()
+            self._scratch.release()
+
+    def remove_scratch(self) -> None:
+        """Remove the temporary files that it and what it started have left. Once it is closed."""
+        self._scratch.remove()
 
     def _write(self, data: bytes, limit: float, late: str) -> None:
         view = memoryview(data)
         while view:
-            self._poll(self._commands, select.POLLOUT, limit, late)
+            self._poll(select.POLLOUT, limit, late)
             try:
-                view = view[os.write(self._commands, view) :]
-            except BrokenPipeError:
+                view = view[self._channel.send(view) :]
+            except ConnectionError:
                 raise ProcessLost(self._end()) from None
+
+    def _receive(self, limit: float, late: str) -> tuple[float, bytes]:
+        """The next record's value and what follows it."""
+        header = self._read(RECORD.size, limit, late)
+        secret, number, value, size = RECORD.unpack(header)
+        if (secret, number) != (self._secret, self._number):
+            raise ProcessLost(_FOREIGN)
+        self._number += 1
+        return value, self._read(size, limit, late)
 
     def _read(self, size: int, limit: float, late: str) -> bytes:
         while len(self._buffer) < size:
-            self._poll(self._results, select.POLLIN, limit, late)
-            part = os.read(self._results, 1 << 16)
+            self._poll(select.POLLIN, limit, late)
+            try:
+                part = self._channel.recv(_CHUNK)
+            except ConnectionResetError:
+                part = b""
             if not part:
                 raise ProcessLost(self._end())
             self._buffer += part
@@ -131,19 +171,12 @@ class RewardProcess:
         del self._buffer[:size]
         return data
 
-    def _poll(self, descriptor: int, event: int, limit: float, late: str) -> None:
+    def _poll(self, event: int, limit: float, late: str) -> None:
         poll = select.poll()
-        poll.register(descriptor, event)
+        poll.register(self._channel, event)
         if not poll.poll(max(0.0, limit - time.monotonic()) * 1000):
             raise DeadlinePassed(late)
 
     def _end(self) -> str:
         """How the process ended, in words."""
         return f"the process {self._child.end() or 'closed its channel'}"
-
-
-def log_tail(log: Path | None, lines: int = 20) -> list[str]:
-    """The last lines that rewards printed."""
-    if log is None or not log.is_file():
-        return []
-    return log.read_text(errors="replace").splitlines()[-lines:]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core.component import BuildContext, Selection
-from forge_core.errors import RunFailed
+from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.errors import RunFailed
+from forge_core.contracts.protocols import Reward
+from forge_core.contracts.types import RewardSample
 from forge_core.processes.frames import dumps
-from forge_core.protocols import Reward
 from forge_core.rewards.frames import pack
 from forge_core.rewards.process import ProcessLost, Result, RewardProcess
-from forge_core.types import RewardSample
 
 
 def try_reward(
@@ -43,6 +43,7 @@ def try_reward(
             _judge_rest(process, samples, results, deadline)
         finally:
             process.close()
+            process.remove_scratch()
     return results
 
 

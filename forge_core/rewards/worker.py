@@ -1,50 +1,61 @@
-"""A reward process: ``python -m forge_core.rewards.worker LIFELINE``. It builds the rewards and
-calls them."""
+"""A reward process: ``python -m forge_core.rewards.worker LIFELINE LOG SCRATCH PROCESSES``.
+
+It builds the rewards and calls them.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
-import os
 import pickle
 import sys
+from pathlib import Path
 
-from forge_core.component import BuildContext, Selection
-from forge_core.errors import ForgeError, RunFailed
-from forge_core.processes.frames import dumps, frame, read_frame
+from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.errors import ForgeError, RunFailed
+from forge_core.contracts.protocols import Reward
+from forge_core.contracts.types import RewardSample
+from forge_core.processes.frames import dumps
 from forge_core.processes.supervision import divide, take_over_stdin
-from forge_core.protocols import Reward
-from forge_core.rewards.frames import MESSAGE_LIMIT, RECORD, unpack
-from forge_core.types import RewardSample
-
-ACKNOWLEDGED = RECORD.pack(0.0, 0)
-"""Sent when a batch has been read: the first sample's time begins now."""
+from forge_core.rewards.confinement import Confinement, close_to_other_processes
+from forge_core.rewards.frames import MESSAGE_LIMIT, Channel, unpack
 
 
 def main() -> None:
-    """Serve the pool over stdin and stdout; foreign code prints to the log."""
-    commands, results = take_over_stdin(), os.dup(1)
-    os.dup2(2, 1)
-    divide(int(sys.argv[1]), (commands, results))
-    _serve(commands, results)
+    """Serve the pool over the socket that is our standard input; foreign code prints to the log."""
+    channel = take_over_stdin()
+    lifeline, log, scratch, processes = sys.argv[1:]
+    divide(
+        int(lifeline),
+        (channel,),
+        log=Path(log) if log else None,
+        scratch=Path(scratch),
+        processes=int(processes),
+    )
+    close_to_other_processes()
+    _serve(Channel(channel))
 
 
-def _serve(commands: int, results: int) -> None:
-    opening = read_frame(commands)
+def _serve(channel: Channel) -> None:
+    opening = channel.read()
     if opening is None:
         return
+    confinement: Confinement
+    pickled_parts, confinement = pickle.loads(opening)
     try:
-        rewards = _build(opening)
+        rewards = _build(pickled_parts)
     except ForgeError as error:
-        _write(results, frame(dumps(error)))
+        channel.write(0.0, dumps(error))
         return
-    _write(results, frame(dumps(None)))
-    while (batch := read_frame(commands)) is not None:
+    confinement.apply()
+    channel.write(0.0)
+    while (batch := channel.read()) is not None:
         packed, units = pickle.loads(batch)
         samples = {index: unpack(sample) for index, sample in packed.items()}
-        os.write(results, ACKNOWLEDGED)
+        channel.write(0.0)  # the batch was read: the first sample's time begins now
         for part, index in units:
-            os.write(results, _judge(rewards[part], samples[index]))
+            confinement.begin_sample()
+            channel.write(*_judge(rewards[part], samples[index]))
 
 
 def _build(opening: bytes) -> dict[str, Reward]:
@@ -62,8 +73,11 @@ def _build(opening: bytes) -> dict[str, Reward]:
     return rewards
 
 
-def _judge(reward: Reward, sample: RewardSample) -> bytes:
-    """The record of one sample. Even ``sys.exit`` costs the sample its reward, not the process."""
+def _judge(reward: Reward, sample: RewardSample) -> tuple[float, bytes]:
+    """The reward of one sample, or 0 and why there is none.
+
+    Even ``sys.exit`` costs the sample its reward, not the process.
+    """
     try:
         value: object = reward(sample)
         if not isinstance(value, numbers.Real):
@@ -72,20 +86,14 @@ def _judge(reward: Reward, sample: RewardSample) -> bytes:
         if not math.isfinite(number):
             raise ValueError(f"the reward returned {number}")
     except BaseException as error:
-        message = _describe(error).encode(errors="replace")
-        return RECORD.pack(0.0, len(message)) + message
-    return RECORD.pack(number, 0)
+        return 0.0, _describe(error).encode(errors="replace")
+    return number, b""
 
 
 def _describe(error: BaseException) -> str:
     first, *_ = str(error).splitlines() or [""]
     name = type(error).__name__
     return (f"{name}: {first}" if first else name)[:MESSAGE_LIMIT]
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from forge_core import durable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -51,7 +53,7 @@ class Addresses:
         if address is None:
             return
         self._open[replica] = address
-        self._file.write_text(json.dumps(self._open, indent=1))
+        durable.write_text(self._file, json.dumps(self._open, indent=1))
         self._on_event(
             "address",
             f"generator replica {replica} answers OpenAI clients at {address}",

@@ -6,18 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.run.plan import early_context
+from forge_core.contracts.blame import blaming
 
 if TYPE_CHECKING:
-    from forge_core.component import BuildContext
-    from forge_core.config.resolve import RunConfig, StageConfig
-
-HALF_STEP = 2.0**-9
-"""A bfloat16 has 8 significant bits: the next number after w is at least w / 2**8 away, and an
-update of less than half of that is rounded away."""
-
-TYPICAL_WEIGHT = 0.02
-"""Standard deviation that most language models are initialized with."""
+    from forge_core.contracts.config import RunConfig, StageConfig
 
 
 def cautions(config: RunConfig) -> list[str]:
@@ -30,33 +22,12 @@ def cautions(config: RunConfig) -> list[str]:
 
 
 def _of_stage(stage: StageConfig) -> Iterator[str]:
-    context = early_context(stage)
-    requires = stage.recipe.build(context).requires
+    context = stage.early_context()
+    with blaming(stage.recipe, "build"):
+        requires = stage.recipe.build(context).requires
     for section, selection, procs in (
         ("trainer", stage.trainer, stage.trainer_placement.procs),
         ("generator", stage.generator, stage.generator_placement.procs),
     ):
         if selection is not None and section in requires:
             yield from selection.cautions(replace(context, world_size=procs))
-
-
-def bfloat16_weights(context: BuildContext) -> list[str]:
-    """The caution of a trainer whose only weights are those of ``model.dtype``.
-
-    An update of AdamW is about as large as the learning rate, whatever the gradient. In bfloat16 it
-    is lost on every weight more than 1 / ``HALF_STEP`` = 512 times as large.
-
-    Returns:
-        a line if the weights are bfloat16 and the learning rate is so low that weights of typical
-        size (three standard deviations) do not move; else nothing.
-    """
-    rate = context.training.learning_rate
-    largest = rate / HALF_STEP
-    if context.model.dtype != "bfloat16" or not 0 < largest < 3 * TYPICAL_WEIGHT:
-        return []
-    return [
-        "model.dtype: bfloat16 keeps no float32 copy of the weights; with training.learning_rate "
-        f"{rate:g} nearly every update of a weight larger than {largest:.2g} is rounded away, and "
-        f"weights are typically about {TYPICAL_WEIGHT}. Use model.dtype=float32 with "
-        "distributed.precision=bf16"
-    ]

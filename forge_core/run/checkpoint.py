@@ -8,19 +8,24 @@ renamed.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_core.errors import DataError
+from forge_core import durable
+from forge_core.contracts.errors import DataError
+from forge_core.contracts.sections import CheckpointingSection
+from forge_core.models.manifest import MANIFEST, seal, verify
 
-MANIFEST = "manifest.json"
 STATE = "state.json"
 REPLAY_BUFFER = "replay_buffer.json"
+DAMAGED = "damaged_"
+"""Put before the name of a checkpoint that a resume has passed over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,9 @@ class RunState:
         position: tasks taken from the dataset for the steps that are done.
         python_rng: state of the ``random`` module, which recipes and plugins may use.
         extra: what the recipe keeps.
+        seconds: wall-clock time of the run's processes so far.
+        metrics: of the last step.
+        evaluations: fields of each ``Evaluation`` so far; None: an older version did not say.
     """
 
     step: int
@@ -46,11 +54,37 @@ class RunState:
     position: int
     python_rng: list[Any]
     extra: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] | None = None
 
 
-def file_checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+class SaveTimes:
+    """When a stage writes a checkpoint, beside its end: every so many steps, and so many minutes
+    after the last one.
+
+    Args:
+        section: of the config.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, section: CheckpointingSection, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._steps = section.save_interval
+        self._minutes = section.save_interval_minutes
+        self._clock = clock
+        self._saved_at = clock()
+
+    def due(self, step: int) -> bool:
+        """Whether to write one after this step."""
+        if self._steps is not None and step % self._steps == 0:
+            return True
+        return self._minutes is not None and self._clock() >= self._saved_at + 60 * self._minutes
+
+    def saved(self) -> None:
+        """One was written."""
+        self._saved_at = self._clock()
 
 
 class CheckpointStore:
@@ -63,33 +97,25 @@ class CheckpointStore:
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step}"
 
-    def begin(self, step: int) -> Path:
-        """A fresh folder to write into; ``commit`` puts it in place."""
-        draft = self.folder / f".step_{step}.draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        return draft
+    @contextmanager
+    def draft(self, step: int, *, confirm: Callable[[], None] = lambda: None) -> Iterator[Path]:
+        """A folder to write into. When the block ends it is sealed with its manifest and put in
+        place, and checkpoints that are too old are dropped.
 
-    def commit(self, draft: Path, state: RunState) -> Path:
-        """Seal the draft with state and manifest, move it into place, drop what is too old."""
-        (draft / STATE).write_text(json.dumps(asdict(state)))
-        files = sorted(path for path in draft.rglob("*") if path.is_file())
-        manifest = {
-            str(path.relative_to(draft)): {
-                "bytes": path.stat().st_size,
-                "blake2b": file_checksum(path),
-            }
-            for path in files
-        }
-        (draft / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1))
-        for path in [*files, draft / MANIFEST]:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        place = self.path(state.step)
-        shutil.rmtree(place, ignore_errors=True)
-        draft.rename(place)
+        Args:
+            step: of the run.
+            confirm: called last before it is put in place; raises if it must not be.
+
+        Raises:
+            RunFailed: it could not be written; nothing of it is left.
+        """
+        for left in self.folder.glob(".step_*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with durable.new_folder(self.path(step)) as draft:
+            yield draft
+            seal(draft)
+            confirm()
         self._prune()
-        return place
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, lowest first."""
@@ -98,32 +124,75 @@ class CheckpointStore:
         return sorted(
             int(path.name.removeprefix("step_"))
             for path in self.folder.glob("step_*")
-            if (path / MANIFEST).is_file()
+            if path.name.removeprefix("step_").isdecimal() and (path / MANIFEST).is_file()
         )
 
-    def state(self, step: int) -> RunState:
-        return RunState(**json.loads((self.path(step) / STATE).read_text()))
+    def newest_whole(self, *, model_only: bool = False) -> tuple[int | None, dict[int, str]]:
+        """The newest step whose files are all as they were written, and why newer ones are not it.
 
-    def verify(self, step: int) -> Path:
-        """Compare every file with the manifest.
+        Args:
+            model_only: look at the model's files only, not at the trainer's state.
+
+        Raises:
+            DataError: there are checkpoints, and all of them are damaged.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                self.verify(step, model_only=model_only)
+            except DataError as error:
+                if not self.path(step).is_dir():  # a run under way has dropped it for a newer one
+                    return self.newest_whole(model_only=model_only)
+                damaged[step] = str(error)
+            else:
+                return step, damaged
+        if damaged:
+            raise DataError(f"{self.folder}: no checkpoint is whole; {'; '.join(damaged.values())}")
+        return None, damaged
+
+    def set_aside(self, step: int) -> None:
+        """Take a damaged checkpoint out of the way of those that will be written."""
+        target = self.folder / f"{DAMAGED}step_{step}"
+        shutil.rmtree(target, ignore_errors=True)
+        self.path(step).rename(target)
+
+    def state(self, step: int) -> RunState:
+        """Where the run stood.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        path = self.path(step) / STATE
+        try:
+            return RunState(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from None
+
+    def verify(self, step: int, *, model_only: bool = False) -> Path:
+        """Compare every file of a checkpoint with its manifest, and return its folder.
+
+        Args:
+            step: of the run.
+            model_only: look at the model's files only, not at the trainer's state.
 
         Raises:
             DataError: a file is missing or differs; names it.
         """
         place = self.path(step)
-        manifest = json.loads((place / MANIFEST).read_text())["files"]
-        for name, expected in manifest.items():
-            path = place / name
-            if not path.is_file():
-                raise DataError(f"checkpoint {place}: {name} is missing")
-            if path.stat().st_size != expected["bytes"] or (
-                file_checksum(path) != expected["blake2b"]
-            ):
-                raise DataError(f"checkpoint {place}: {name} is damaged (checksum differs)")
+        verify(place, model_only=model_only)
         return place
 
     def _prune(self) -> None:
         """Keep the newest ones, and the last of every finished stage: the next one began there."""
         for step in self.steps()[: -self.keep]:
-            if not self.state(step).stage_done:
-                shutil.rmtree(self.path(step))
+            try:
+                is_last = self.state(step).stage_done
+            except DataError:  # left for a person to look at
+                continue
+            if not is_last:
+                durable.remove(self.path(step))
+
+
+def write_state(folder: Path, state: RunState) -> None:
+    """Write a checkpoint's ``state.json``."""
+    (folder / STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from forge_core.errors import DataError, PromptRefused
+from forge_core.contracts.errors import DataError, PromptRefused, RunFailed
+from forge_core.contracts.records import Evaluation
+from forge_core.contracts.seeding import derive_seed
 from forge_core.rollout import rollout_group
-from forge_core.run.records import Evaluation
-from forge_core.seeding import derive_seed
 
 if TYPE_CHECKING:
+    from forge_core.contracts.types import Episode, Task
     from forge_core.run.stage import Stage
-    from forge_core.types import Episode, Task
 
 
 async def evaluate(
@@ -29,7 +29,8 @@ async def evaluate(
     section = stage.config.evaluation
     policy = await stage.policy()
     count = min(section.tasks or len(stage.eval_dataset), len(stage.eval_dataset))
-    tasks = [stage.eval_dataset[index] for index in range(count)]
+    tasks = stage.eval_dataset.readable(range(count))
+    count = len(tasks)
     refusals: list[PromptRefused] = []
 
     async def answer(task: Task) -> list[Episode]:
@@ -57,8 +58,12 @@ async def evaluate(
         )
         if not episodes:
             raise DataError(f"eval_dataset: {message}")
-        stage.session.broadcast.event("warning", message)
+        stage.warn(message)
     await stage.score(episodes)
+    played = [each for each in episodes if not (each.environment_failure and each.left_out)]
+    if not played:
+        raise RunFailed(episodes[0].environment_failure)
+    episodes = played
     parts = {
         part: sum(episode.rewards.get(part, 0.0) for episode in episodes) / len(episodes)
         for part in stage.config.rewards
@@ -69,5 +74,5 @@ async def evaluate(
         moment=moment,
         score=sum(episode.reward for episode in episodes) / len(episodes),
         parts=parts,
-        tasks=count - len(refusals),
+        tasks=len({id(episode.task) for episode in episodes}),
     )

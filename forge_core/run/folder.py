@@ -11,24 +11,36 @@ import shutil
 import socket
 import sys
 import time
-from dataclasses import asdict
+import traceback
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from pydantic import TypeAdapter
 
-from forge_core.config.sections import ModelSection
-from forge_core.errors import UsageError
+from forge_core import durable
+from forge_core.config.effective import to_yaml
+from forge_core.config.in_force import (
+    CONFIG,
+    HASH,
+    LOCK,
+    RESUMES,
+    config_hash,
+    config_in_force,
+    records,
+    sealed,
+)
+from forge_core.contracts.errors import DataError, UsageError
+from forge_core.contracts.records import Summary
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
+    from forge_core.contracts.config import RunConfig
     from forge_core.plugins.manager import PluginManager
-    from forge_core.run.records import Summary
 
-CONFIG = "config.yaml"
-LOCK = "run.lock"
 SUMMARY = "summary.json"
+ERROR = "error.txt"
 
 
 class RunFolder:
@@ -66,9 +78,17 @@ class RunFolder:
         """Check that runs could be written to a folder, without making it.
 
         Raises:
-            UsageError: it, or the folder it would be made in, cannot be written to.
+            UsageError: it, or the folder it would be made in, cannot be written to or has a name
+                that libraries cannot open.
         """
         there = output_dir.absolute()
+        try:
+            str(there).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"checkpointing.output_dir: {there}: not UTF-8, which tokenizers cannot open; "
+                "choose another folder"
+            ) from None
         while not there.exists():
             there = there.parent
         why = "" if there.is_dir() else os.strerror(errno.ENOTDIR)
@@ -90,7 +110,12 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        return self.path / CONFIG
+        """The config in force.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
+        return config_in_force(self.path)
 
     @property
     def model(self) -> Path:
@@ -120,58 +145,85 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def check_init(self, model: ModelSection) -> None:
-        """Check that ``model.init`` is what the folder's model was made from: it is made once.
-
-        Raises:
-            UsageError: it is not; the folder's model would be trained all the same.
-        """
-        if not (self.model / "config.json").is_file():
-            return
-        saved = yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}
-        made = ModelSection.model_validate(saved.get("model") or {})
-        if made.init is not None and made.init != model.init:
-            raise UsageError(
-                f"model: {self.path} has made its model from model.init and goes on with it; "
-                "another model needs a run of its own"
-            )
-
     def remove(self) -> None:
         """Delete the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_config(self, config: RunConfig) -> None:
-        self.config.write_text(config.to_yaml())
+    def start(self, config: RunConfig, plugins: PluginManager) -> None:
+        """Record what a new run is started with."""
+        # A folder is a run's once it has a config, which is never without its hash.
+        durable.write_text(self.path / LOCK, lock_text(config, plugins))
+        durable.write_text(self.path / CONFIG, to_yaml(config.tree))
+
+    def admit(self, config: RunConfig, plugins: PluginManager) -> Path:
+        """Record what a resumed run goes on with; it is in force from now on."""
+        number = max((int(path.name) for path in records(self.path)[1:]), default=0) + 1
+        place = self.path / RESUMES / str(number)
+        with durable.new_folder(place) as draft:
+            (draft / LOCK).write_text(lock_text(config, plugins), encoding="utf-8")
+            (draft / CONFIG).write_text(to_yaml(config.tree), encoding="utf-8")
+        return place
 
     def write_summary(self, summary: Summary) -> None:
         data = asdict(summary)
-        (self.path / SUMMARY).write_text(json.dumps(data, default=str, indent=1))
+        durable.write_text(self.path / SUMMARY, json.dumps(data, default=str, indent=1))
 
-    def write_lock(self, config: RunConfig, plugins: PluginManager) -> None:
-        """What ran, so that a run can be told from another: versions, hashes, seeds, host."""
-        lock: dict[str, Any] = {
-            "config_blake2b": hashlib.blake2b(config.to_yaml().encode()).hexdigest()[:32],
-            "seeds": {stage.name: stage.training.seed for stage in config.stages},
-            "plugins": {
-                f"{info.provider}:{info.name}": {
-                    "distribution": info.distribution,
-                    "version": info.version,
-                    "status": info.status,
-                }
-                for info in plugins.plugins()
-            },
-            "packages": {
-                name: version
-                for name in ("forge-rl-core", "torch", "transformers", "safetensors", "pydantic")
-                if (version := _installed(name))
-            },
-            "python": sys.version.split()[0],
-            "platform": platform.platform(),
-            "host": socket.gethostname(),
-            "cpus": os.cpu_count(),
-            "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        }
-        (self.path / LOCK).write_text(yaml.safe_dump(lock, sort_keys=False))
+    def read_summary(self) -> Summary | None:
+        """How the run's last process ended; None: it could not say.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        path = self.path / SUMMARY
+        try:
+            data = json.loads(path.read_bytes())
+            summary = TypeAdapter(Summary).validate_python(data)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise DataError(f"{path}: cannot be read ({reason})") from None
+        checkpoint = Path(summary.checkpoint) if summary.checkpoint else None
+        return replace(
+            summary,
+            folder=self.path,
+            evaluations=tuple(summary.evaluations),
+            # Also after the folder was moved.
+            checkpoint=checkpoint and self.checkpoints / checkpoint.name,
+        )
+
+    def write_error(self, error: BaseException) -> Path:
+        """The whole traceback."""
+        path = self.path / ERROR
+        durable.write_text(path, "".join(traceback.format_exception(error)))
+        return path
+
+
+def lock_text(config: RunConfig, plugins: PluginManager) -> str:
+    """What runs, so that a run can be told from another: versions, hashes, seeds, host."""
+    lock: dict[str, Any] = {
+        HASH: config_hash(to_yaml(config.tree).encode()),
+        "seeds": {stage.name: stage.training.seed for stage in config.stages},
+        "plugins": {
+            f"{info.provider}:{info.name}": {
+                "distribution": info.distribution,
+                "version": info.version,
+                "status": info.status,
+            }
+            for info in plugins.plugins()
+        },
+        "packages": {
+            name: version
+            for name in ("forge-rl-core", "torch", "transformers", "safetensors", "pydantic")
+            if (version := _installed(name))
+        },
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpus": os.cpu_count(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+    return sealed(yaml.safe_dump(lock, sort_keys=False))
 
 
 def _installed(distribution: str) -> str | None:

@@ -5,22 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge_core.models.shape import FAMILIES, ModelShape, model_config, model_shape
-from forge_core.run.memory import Memory, Workload
-from forge_core.run.plan import (
-    check_components,
-    check_reference,
-    check_sampler,
-    early_context,
-    evaluates,
-    placements,
-)
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.memory import Memory, ModelShape, Workload
+from forge_core.models.shape import FAMILIES, model_config, model_shape
+from forge_core.run.plan import check_components, check_reference, check_sampler
 from forge_core.run.unused import check_evaluation
 
 if TYPE_CHECKING:
-    from forge_core.component import Placement, Selection
-    from forge_core.config.resolve import RunConfig, StageConfig
-    from forge_core.protocols import Trainer
+    from forge_core.contracts.component import Placement, Selection
+    from forge_core.contracts.config import RunConfig, StageConfig
+    from forge_core.contracts.protocols import Trainer
 
 
 PASS_TOKENS = 1024
@@ -101,14 +95,18 @@ def outlook(config: RunConfig) -> list[StageOutlook]:
 
 
 def _stage(stage: StageConfig) -> StageOutlook:
-    context = early_context(stage)
+    context = stage.early_context()
     check_components(stage)
-    loss = stage.loss.build(context) if stage.loss is not None else None
+    loss = None
+    if stage.loss is not None:
+        with blaming(stage.loss, "build"):
+            loss = stage.loss.build(context)
     check_reference(stage, loss)
     check_sampler(stage, loss)
-    requires = stage.recipe.build(context).requires
+    with blaming(stage.recipe, "build"):
+        requires = stage.recipe.build(context).requires
     sampled = "generator" in requires
-    scored = evaluates(stage)
+    scored = stage.evaluates()
     uses = {"trainer": "trainer" in requires, "generator": sampled or scored}
     shape = model_shape(stage.model)
     longest = _longest(stage, shape, sampled=sampled) if shape is not None else None
@@ -123,7 +121,7 @@ def _stage(stage: StageConfig) -> StageOutlook:
         config=stage,
         placements={
             service: (_components(stage, service), placement)
-            for service, placement in placements(stage).items()
+            for service, placement in stage.placements().items()
             if uses.get(service, True)
         },
         sequences=(training.batch_size or 1) * training.gradient_accumulation_steps,
@@ -138,7 +136,8 @@ def _components(stage: StageConfig, service: str) -> str:
     """Names of a service's components; none for what is the kernel's own."""
     if service == "rewards":
         return ", ".join(stage.rewards)
-    selection = getattr(stage, service, None)
+    added = stage.sections.get(service)
+    selection = getattr(stage, service, None) if added is None else added.selection
     return selection.name if selection is not None else ""
 
 
@@ -181,12 +180,13 @@ def _memory(stage: StageConfig, section: str, longest: Longest | None, **work: b
     shape = model_shape(stage.model)
     if shape is None or longest is None:
         return _unknown(stage)
-    context = replace(early_context(stage), world_size=placements(stage)[section].procs)
+    context = replace(stage.early_context(), world_size=stage.placements()[section].procs)
     tell, settings = selection.component.memory, selection.settings
 
     def held(tokens: int, sequence: int) -> Memory:
         workload = Workload(shape=shape, tokens=tokens, longest=sequence, **work)
-        return tell(settings, context, workload)
+        with blaming(selection, "memory"):
+            return tell(settings, context, workload)
 
     whole = (stage.training.batch_size or 1) * longest.tokens
     if longest.bounded:

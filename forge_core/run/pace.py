@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_core.errors import RunFailed
+from forge_core.contracts.errors import RunFailed
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import StageConfig
+    from forge_core.contracts.config import StageConfig
 
 STALE_STEPS = 10
 """Steps in a row that sample with weights older than the trainer's before the log says so."""
@@ -44,12 +44,13 @@ class Pace:
         self._has_published = False
         self._has_warned = False
 
-    def step_done(self, before: Counts, now: Counts, *, last: bool) -> str | None:
+    def step_done(self, before: Counts, now: Counts, *, learned: bool, last: bool) -> str | None:
         """Look at one step of the recipe.
 
         Args:
             before: counts when the step began.
             now: counts at its end.
+            learned: False if the step says that it trained on no token, as one without any signal.
             last: whether it is the stage's last.
 
         Returns:
@@ -67,7 +68,8 @@ class Pace:
             return None
         if now.sampled > before.sampled and self._unpublished:
             self._stale += 1
-        self._unpublished += now.trained - before.trained
+        if learned:
+            self._unpublished += now.trained - before.trained
         forgot = last and self._stale > 0 and not self._has_published
         if self._has_warned or not (forgot or self._stale >= STALE_STEPS):
             return None

@@ -2,72 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forge_core.component import BuildContext, Placement
-from forge_core.contracts import check_sections
-from forge_core.errors import UsageError
-from forge_core.seeding import derive_seed
+from forge_core.answers import check_sections
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.component import Selection
-    from forge_core.config.resolve import StageConfig
-    from forge_core.config.sections import TrainingSection
-    from forge_core.protocols import Loss, Recipe, Runtime
-
-
-def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: int) -> int:
-    """Optimizer steps of a stage that takes ``tasks_per_step`` tasks in each.
-
-    Raises:
-        UsageError: the config says neither ``steps`` nor ``num_epochs``.
-    """
-    if training.steps is not None:
-        return training.steps
-    if training.num_epochs is None:
-        raise UsageError("training.steps: give steps or num_epochs, so that the run has a target")
-    return max(1, math.ceil(training.num_epochs * dataset_length / tasks_per_step))
-
-
-def early_context(stage: StageConfig) -> BuildContext:
-    """What is known before the stage's model is: enough for recipes, losses and datasets."""
-    return BuildContext(
-        model=stage.model,
-        training=stage.training,
-        distributed=stage.distributed,
-        seed=derive_seed(stage.training.seed, "stage", stage.name),
-    )
-
-
-def placements(stage: StageConfig) -> dict[str, Placement]:
-    """Service -> where its replicas go, for each that the stage has on the run's runtime.
-
-    Rewards and the replay buffer are there only if their sections say so; else they live in the
-    controller's process, whatever the runtime.
-    """
-    judges, buffer = stage.reward_placement, stage.replay_buffer_placement
-    judged = bool(stage.rewards) and (judges.own_processes or judges.replicas > 1)
-    there = {
-        "trainer": (stage.trainer_placement, stage.trainer is not None),
-        "generator": (stage.generator_placement, stage.generator is not None),
-        "reference": (stage.reference_placement, stage.reference is not None),
-        "rewards": (judges, judged),
-        "replay_buffer": (buffer, buffer.own_processes),
-    }
-    return {service: placement for service, (placement, used) in there.items() if used}
-
-
-def evaluates(stage: StageConfig) -> bool:
-    """Whether the stage's policy is scored on held-out tasks."""
-    return stage.eval_dataset is not None and bool(stage.rewards)
-
-
-def samples(stage: StageConfig) -> bool:
-    """Whether the stage uses its generator, to train on what it samples or to evaluate."""
-    requires = stage.recipe.build(early_context(stage)).requires
-    return "generator" in requires or evaluates(stage)
+    from forge_core.contracts.component import Component, Selection
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.protocols import Loss, Recipe, Runtime
 
 
 def check_components(stage: StageConfig) -> None:
@@ -76,14 +21,15 @@ def check_components(stage: StageConfig) -> None:
     Raises:
         UsageError: names the key, and what is allowed.
     """
-    context = replace(early_context(stage), loss=stage.loss, transport=stage.transport)
+    context = replace(stage.early_context(), loss=stage.loss, transport=stage.transport)
     chosen: list[tuple[Selection[Any] | None, int]] = [
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
         *((selection, 1) for selection in (stage.transport, stage.recipe, stage.loss)),
-        (stage.environment if samples(stage) else None, 1),
+        (stage.environment if stage.samples() else None, 1),
         *((selection, 1) for selection in (stage.dataset, stage.eval_dataset)),
         *((part.selection, 1) for part in stage.rewards.values()),
+        *((added.selection, added.placement.procs) for added in stage.sections.values()),
     ]
     for selection, procs in chosen:
         if selection is not None:
@@ -91,7 +37,7 @@ def check_components(stage: StageConfig) -> None:
     if stage.reference is not None:
         procs = stage.reference_placement.procs
         try:
-            stage.reference.check(replace(early_context(stage), world_size=procs))
+            stage.reference.check(replace(stage.early_context(), world_size=procs))
         except UsageError as error:  # it speaks of the trainer that it is
             key = str(error)
             own = key.startswith("trainer.")
@@ -105,11 +51,16 @@ def check_runtime(stage: StageConfig, runtime: Selection[Runtime]) -> None:
     Raises:
         UsageError: names the key, and what is allowed.
     """
-    runtime.check(replace(early_context(stage), services=placements(stage)))
+    runtime.check(replace(stage.early_context(), services=stage.placements()))
 
 
-def check_transport(stage: StageConfig, runtime: str) -> None:
+def check_transport(stage: StageConfig, runtime: str, wider: Component[Any] | None) -> None:
     """Both ends of the transport can reach each other.
+
+    Args:
+        stage: whose transport it is.
+        runtime: name of the run's.
+        wider: a transport to use between processes.
 
     Raises:
         UsageError: the transport works within one process, and an end lives in another.
@@ -132,19 +83,25 @@ def check_transport(stage: StageConfig, runtime: str) -> None:
     if runtime != "local":
         away = ["runtime.use", *away]
     if away:
+        instead = "a transport between processes" if wider is None else f"--transport {wider.name}"
+        where = " on one host" if wider is not None and wider.one_host else ""
         raise UsageError(
             f"transport.use: transport {transport.name!r} works within one process, and "
             f"{' and '.join(away)} put an end of it into another (stage {stage.name!r}); use "
-            "--transport shm on one host"
+            f"{instead}{where}"
         )
 
 
 def usable_loss(stage: StageConfig) -> UsageError | None:
     """Why the stage's recipe cannot use the stage's loss, or None if it can."""
     assert stage.loss is not None
-    context = early_context(stage)
+    context = stage.early_context()
+    with blaming(stage.recipe, "build"):
+        recipe = stage.recipe.build(context)
+    with blaming(stage.loss, "build"):
+        loss = stage.loss.build(context)
     try:
-        check_loss(stage, stage.recipe.build(context), stage.loss.build(context))
+        check_loss(stage, recipe, loss)
     except UsageError as error:
         return error
     return None
@@ -157,13 +114,14 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
         UsageError: names the section that is missing.
         PluginError: the recipe requires what is not a section.
     """
-    check_sections(stage.recipe, recipe.requires)
+    check_sections(stage.recipe, recipe.requires, stage.sections)
     for section in sorted(recipe.requires):
-        if not getattr(stage, section):
+        added = stage.sections.get(section)
+        if not (getattr(stage, section) if added is None else added.selection):
             raise UsageError(
                 f"{section}: recipe {stage.recipe.name!r} (stage {stage.name!r}) needs this section"
             )
-    for section in ("environment", "generator", "trainer") if evaluates(stage) else ():
+    for section in ("environment", "generator", "trainer") if stage.evaluates() else ():
         if not getattr(stage, section):
             raise UsageError(
                 f"{section}: evaluation with eval_dataset (stage {stage.name!r}) needs this section"

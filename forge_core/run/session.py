@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.contracts import blaming, check_task, described, steps_planned
-from forge_core.errors import (
+from forge_core.answers import steps_planned
+from forge_core.config.defaults import default_transport
+from forge_core.config.in_force import lock_trouble
+from forge_core.contracts.blame import blaming, blaming_plugin, described, is_foreign, with_notes
+from forge_core.contracts.errors import (
     DataError,
     ForgeError,
     RunFailed,
     RunInterrupted,
     RunStopped,
     UsageError,
+    WeightsNotFinite,
+    WriterLost,
+)
+from forge_core.contracts.records import (
+    Evaluation,
+    Outcome,
+    RunInfo,
+    StageInfo,
+    StepRecord,
+    Summary,
 )
 from forge_core.models.folder import check_init, check_model
+from forge_core.models.manifest import verify, verify_model
 from forge_core.plugins.models import model_makers
+from forge_core.run import interrupt
 from forge_core.run.broadcast import Broadcast
 from forge_core.run.cautions import cautions
-from forge_core.run.checkpoint import CheckpointStore, RunState
-from forge_core.run.folder import RunFolder
+from forge_core.run.checkpoint import DAMAGED, CheckpointStore, RunState
+from forge_core.run.dataset import GuardedDataset
+from forge_core.run.folder import SUMMARY, RunFolder
 from forge_core.run.interrupt import StopRequest
 from forge_core.run.plan import (
     check_components,
@@ -34,17 +50,23 @@ from forge_core.run.plan import (
     check_runtime,
     check_sampler,
     check_transport,
-    early_context,
 )
-from forge_core.run.records import Evaluation, Outcome, RunInfo, StageInfo, StepRecord, Summary
+from forge_core.run.progress import Progress
+from forge_core.run.reserve import Reserve
+from forge_core.run.resume import Resumption, finished_stages, last_known_state, resumption
 from forge_core.run.tasks import check_tasks
 from forge_core.run.unused import check_evaluation, unused_keys
+from forge_core.run.writer import Writer, check_free
+from forge_core.trackers.jsonl import troubles
+from forge_core.trackers.lines import METRICS, JsonLines
 from forge_core.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core.contracts.component import BuildContext
+    from forge_core.contracts.config import RunConfig, StageConfig
+    from forge_core.contracts.protocols import Dataset, Recipe, Runtime, Tracker, Transport
+    from forge_core.contracts.types import Episode
     from forge_core.plugins.manager import PluginManager
-    from forge_core.protocols import Dataset, Recipe, Runtime, Transport
     from forge_core.run.stage import Stage
 
 WATCHDOG_SECONDS = 30.0
@@ -66,30 +88,52 @@ class RunSession:
     def __init__(
         self, config: RunConfig, plugins: PluginManager, *, resume: Path | None = None
     ) -> None:
-        self.config = config
-        self.hook = plugins.hook
         self._plugins = plugins
-        self._datasets: dict[tuple[str, str], Dataset] = {}
+        self._datasets: dict[tuple[str, str], GuardedDataset] = {}
+        self.watchdog: Watchdog | None = None
+        self._given = config
+        self.resumption: Resumption | None = None
+        """What goes on, if anything does."""
+        if resume is not None:
+            folder = RunFolder.open(resume)
+            check_free(folder.path)
+            store = CheckpointStore(folder.checkpoints, keep=1)
+            self.resumption = self._resumption(folder, store, last_known_state(store))
+            config = self.resumption.config
+        self.config = config
         self._transports: dict[str, Transport] = {}
-        self._evaluations: list[Evaluation] = []
+        self.progress = Progress()
+        self.was_finished = False
+        """Everything was done before this session; nothing was changed."""
+        self._admitted = False
         self.last_record: StepRecord | None = None
         self._recipes: list[Recipe] = []
         self.total_steps: list[int] = []
+        self._breach: RunFailed | None = None
+        self._stage: Stage | None = None
         check_model(config.model, model_makers(plugins))
         check_evaluation(config)
         for tracker in config.trackers.values():
-            tracker.check(early_context(config.stages[0]))
+            tracker.check(config.stages[0].early_context())
         for stage in config.stages:
             self._check(stage)
-        self.hook.forge_config_resolved(config=config)
-        self._resumed = RunFolder.open(resume) if resume is not None else None
-        if self._resumed is None:
+        for plugin, hook in plugins.implementations("forge_config_resolved"):
+            with blaming_plugin(plugin, "forge_config_resolved"):
+                hook(config=config)
+        if self.resumption is None:
             RunFolder.check_output(config.checkpointing.output_dir)
         else:
-            self._resumed.check_init(config.model)
+            self.resumption, self.total_steps = self.resumption.settled(self.total_steps)
+            self.config = self.resumption.config
+
+    def _resumption(
+        self, folder: RunFolder, store: CheckpointStore, state: RunState | None
+    ) -> Resumption:
+        catalog = self._plugins.catalog
+        return resumption(folder, self._given, state, finished_stages(store), catalog=catalog)
 
     def _check(self, stage: StageConfig) -> None:
-        context = early_context(stage)
+        context = stage.early_context()
         with blaming(stage.recipe, "build"):
             recipe = stage.recipe.build(context)
         check_requirements(stage, recipe)
@@ -103,7 +147,8 @@ class RunSession:
         check_components(stage)
         check_runtime(stage, self.config.runtime)
         check_sampler(stage, loss)
-        check_transport(stage, self.config.runtime.name)
+        wider = default_transport(self._plugins.catalog, together=False, on_cuda=False)
+        check_transport(stage, self.config.runtime.name, wider)
         for section in ("dataset", "eval_dataset"):
             if getattr(stage, section) is not None:
                 check_tasks(stage, recipe, section, self.dataset(stage, section))
@@ -122,7 +167,17 @@ class RunSession:
         with blaming(stage.recipe, "usable_tasks"):
             return count(stage, dataset)
 
-    def dataset(self, stage: StageConfig, section: str) -> Dataset:
+    def waiting(self, what: str, detail: str = "") -> AbstractContextManager[None]:
+        """A wait of the run's for something; the watchdog is there once the run has started."""
+        if self.watchdog is None:
+            return nullcontext()
+        return self.watchdog.waiting(caller.get(), what, detail)
+
+    def _dropped(self, message: str) -> None:
+        if self.watchdog is not None:
+            self.broadcast.event("warning", message)
+
+    def dataset(self, stage: StageConfig, section: str) -> GuardedDataset:
         """The built dataset of a stage's section; built once.
 
         Raises:
@@ -133,19 +188,28 @@ class RunSession:
         if key not in self._datasets:
             selection = getattr(stage, section)
             with blaming(selection, "build"):
-                dataset = selection.build(early_context(stage))
-                length = len(dataset)
-            if length == 0:
+                dataset = selection.build(stage.early_context())
+            keys = stage.dataset_keys if section == "dataset" else stage.eval_dataset_keys
+            guarded = GuardedDataset(
+                selection,
+                section,
+                keys,
+                dataset,
+                waiting=self.waiting,
+                on_drop=self._dropped,
+            )
+            if not len(guarded):
                 raise DataError(f"{section}: dataset of stage {stage.name!r} is empty")
-            check_task(selection, dataset, 0)
-            self._datasets[key] = dataset
+            guarded[0]
+            self._datasets[key] = guarded
         return self._datasets[key]
 
     def transport(self, stage: Stage) -> Transport:
         """The controller's own end of a stage's transport."""
         if stage.name not in self._transports:
             assert stage.config.transport is not None
-            self._transports[stage.name] = stage.config.transport.build(stage.context)
+            with blaming(stage.config.transport, "build", RunFailed):
+                self._transports[stage.name] = stage.config.transport.build(stage.context)
         return self._transports[stage.name]
 
     def steps_before(self, stage: Stage) -> int:
@@ -153,9 +217,26 @@ class RunSession:
         index = [config.name for config in self.config.stages].index(stage.name)
         return sum(self.total_steps[:index])
 
+    def stepped(self, record: StepRecord, episodes: Sequence[Episode]) -> None:
+        """Keep the record of a step for the summary and report it.
+
+        Raises:
+            WriterLost: another process has taken over the run folder.
+        """
+        self.writer.check()
+        self._admit()
+        self.last_record = record
+        self.progress.metrics = record.metrics
+        self.broadcast.step(record, episodes)
+
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Keep a score for the summary and tell of it."""
-        self._evaluations.append(evaluation)
+        """Keep a score for the summary and report it.
+
+        Raises:
+            WriterLost: another process has taken over the run folder.
+        """
+        self.writer.check()
+        self.progress.add(evaluation)
         self.broadcast.event(
             "evaluation",
             f"{evaluation.stage}: held-out score {evaluation.score:.3f} "
@@ -176,36 +257,54 @@ class RunSession:
         Raises:
             RunFailed: something broke; trackers were told first.
             UsageError: the config or the data are wrong, and nothing was trained or scored; a new
-                run's folder is removed.
+                run's folder is removed. Or another process writes the run folder.
+            WriterLost: another process has taken over the run folder.
             RunStopped: a stage ended short of its target.
             RunInterrupted: a signal asked for it; a checkpoint was written.
         """
-        started = time.monotonic()
+        self.progress = Progress()
         if self.config.model.init is not None:
             check_init(self.config.model.init)
-        context = early_context(self.config.stages[0])
+        context = self.config.stages[0].early_context()
         trackers = {}
         for name, selection in self.config.trackers.items():
             with blaming(selection, "build"):
                 trackers[name] = selection.build(context)
-        self.folder = self._resumed or RunFolder.create(
-            self.config.checkpointing.output_dir, self.config.name
-        )
+        if self.resumption is not None:
+            self.folder = self.resumption.folder
+        else:
+            checkpointing = self.config.checkpointing
+            self.folder = RunFolder.create(checkpointing.output_dir, self.config.name)
+        with Writer(self.folder.path) as self.writer:
+            return await self._run(context, trackers)
+
+    async def _run(self, context: BuildContext, trackers: Mapping[str, Tracker]) -> Summary:
+        """The run, once its folder is this process's to write."""
         self.checkpoints = CheckpointStore(
             self.folder.checkpoints, keep=self.config.checkpointing.keep
         )
         state = self._newest_state()
-        self.folder.write_config(self.config)
-        self.folder.write_lock(self.config, self._plugins)
-        self.broadcast = Broadcast(trackers, self.hook)
+        warnings: list[str] = []
+        if self.resumption is None:
+            self.folder.start(self.config, self._plugins)
+        else:
+            earlier, warnings = self._go_on(state)
+            if earlier is not None:
+                return earlier
+        self.broadcast = Broadcast(trackers, self._plugins)
         self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)
         self.broadcast.listeners.append(self.watchdog.heard)
+        self.broadcast.observers.waiting = self.watchdog.waiting
+        self._loop = asyncio.get_running_loop()
         self.stop = StopRequest(self._stop_requested)
         failure: BaseException | None = None
+        reserve = Reserve(self.folder.path)
         try:
             with self.stop, self.watchdog:
+                warnings += troubles(self.folder.path, state.step if state else 0)
                 self.broadcast.start(self._info(state))
-                for line in [*unused_keys(self.config), *cautions(self.config)]:
+                self._set_damaged_aside(state)
+                for line in [*warnings, *unused_keys(self.config), *cautions(self.config)]:
                     self.broadcast.event("warning", line)
                 with blaming(self.config.runtime, "build"):
                     self.runtime: Runtime = self.config.runtime.build(context)
@@ -213,24 +312,99 @@ class RunSession:
                     await self._stages(state)
                 finally:
                     try:
-                        for transport in self._transports.values():
-                            await transport.close()
+                        for stage in self.config.stages:
+                            if stage.name in self._transports:
+                                assert stage.transport is not None
+                                with blaming(stage.transport, "close", RunFailed):
+                                    await self._transports[stage.name].close()
                     finally:
                         await self.runtime.close()
+                self.writer.check()
+                self._admit()
         except BaseException as error:
             failure = self._failure(error)
             if failure is error:
                 raise
             raise failure from error
         finally:
-            summary = self._summary(failure, time.monotonic() - started)
-            self.folder.write_summary(summary)
+            reserve.release()
+            lost = isinstance(failure, WriterLost)
+            summary = self._summary(failure)
+            if not lost:
+                self._write_summary(summary)
             try:
                 self.broadcast.finish(summary)
+                if len(self.broadcast.warnings) > len(summary.warnings):
+                    summary = replace(summary, warnings=tuple(self.broadcast.warnings))
+                    if not lost:
+                        self._write_summary(summary)
             finally:
-                if summary.exit_code == UsageError.exit_code and self._resumed is None:
+                if (
+                    summary.exit_code == UsageError.exit_code
+                    and self.resumption is None
+                    and not lost
+                ):
                     self.folder.remove()
         return summary
+
+    def _go_on(self, state: RunState | None) -> tuple[Summary | None, list[str]]:
+        """Take up the run from a checkpoint.
+
+        Returns:
+            how it ended, if there is nothing left to do; and warnings.
+
+        Raises:
+            UsageError: it cannot go on with this config, or changed since it was checked.
+        """
+        folder = self.folder
+        now, totals = self._resumption(folder, self.checkpoints, state).settled(self.total_steps)
+        if now.config.tree != self.config.tree or totals != self.total_steps:
+            raise UsageError(f"{folder.path} has changed since it was checked; try again")
+        self.resumption, warnings = now, list(now.warnings)
+        if (trouble := lock_trouble(folder.path)) is not None:
+            warnings.append(trouble)
+        try:
+            earlier = folder.read_summary()
+        except DataError as error:
+            earlier = None
+            warnings.append(f"{error}: left out; scores since the last checkpoint are not known")
+        self.progress = Progress(state, earlier)
+        last = self.config.stages[-1]
+        self.was_finished = (
+            earlier is not None
+            and earlier.outcome == "finished"
+            and self._is_done(last, sum(totals), state)
+        )
+        if self.was_finished:
+            return earlier, warnings
+        if state is not None:
+            copy = self.checkpoints.path(state.step) / METRICS
+            warnings += JsonLines(folder.path / METRICS, state.step).put_back(copy)
+        return None, warnings
+
+    def _is_done(self, stage: StageConfig, step: int, state: RunState | None) -> bool:
+        """Whether a stage that ends with a step of the run was trained and scored."""
+        if state is None or state.step < step:
+            return False
+        if state.step > step:
+            return True
+        return state.stage_done and (
+            not stage.evaluates() or self.progress.has_final(stage.name, step)
+        )
+
+    def _admit(self) -> None:
+        """Record the config that a resumed run goes on with, now that a step has worked with it."""
+        if self._admitted or self.resumption is None:
+            return
+        self._admitted = True
+        record = self.folder.admit(self.config, self._plugins)
+        changes = self.resumption.changes()
+        if changes:
+            self.broadcast.event(
+                "config_changed",
+                f"config changed: {'; '.join(changes)} ({record.name}. resume)",
+                {"changes": changes, "config": str(record / "config.yaml")},
+            )
 
     def _failure(self, error: BaseException) -> BaseException:
         """What the run raises for an error: a ``ForgeError`` that says where it came from.
@@ -238,36 +412,45 @@ class RunSession:
         What is wrong with the config or the data is a ``UsageError`` (exit code 2) only as long as
         nothing was trained or scored; later the run has failed (1).
         """
+        try:
+            self.writer.check()
+        except WriterLost as lost:  # the new writer may well have caused the error
+            return lost
         if isinstance(error, UsageError):
-            begun = self.last_record or self._evaluations or self.checkpoints.steps()
+            begun = self.last_record or self.progress.evaluations or self.checkpoints.steps()
             return RunFailed(str(error), log_tail=error.log_tail) if begun else error
-        if isinstance(error, ForgeError) or not isinstance(error, Exception):
+        if isinstance(error, ForgeError):
             return error
-        notes = "; ".join(note for note in getattr(error, "__notes__", ()) if "\n" not in note)
+        if not isinstance(error, Exception) and not is_foreign(error):
+            return self._breach or error
         step = self.last_record.step if self.last_record else 0
-        return RunFailed(
-            f"{described(error)}" + (f" ({notes})" if notes else ""),
-            component=f"{caller.get()}, after step {step}",
-        )
+        return RunFailed(with_notes(error), component=f"{caller.get()}, after step {step}")
+
+    def broken(self, error: BaseException) -> None:
+        """A task that nobody waits for has ended the event loop, with ``sys.exit`` for example: the
+        run has failed, and the cancellation that follows is no interruption."""
+        self._breach = RunFailed(f"{described(error)} in a task in the background")
 
     async def _stages(self, state: RunState | None) -> None:
-        from forge_core.models.folder import materialize
+        from forge_core.run.model import first_model
         from forge_core.run.stage import Stage
 
         random.seed(self.config.stages[0].training.seed)
-        model = self.folder.model
-        if not (model / "config.json").is_file():
-            seed = self.config.stages[0].training.seed
-            model = materialize(self.config.model, self.folder.model, seed)
+        seed = self.config.stages[0].training.seed
+        model = first_model(self.config.model, self.folder.model, seed)
         done = 0
         for index, (config, recipe) in enumerate(
             zip(self.config.stages, self._recipes, strict=True)
         ):
             total = self.total_steps[index]
             done += total
-            if state is not None and state.step >= done:
+            if self._is_done(config, done, state):
                 model = self.checkpoints.path(done)
                 continue
+            if model.is_relative_to(self.folder.path):  # made by this run, so it has a manifest
+                await asyncio.to_thread(verify, model, model_only=True)
+            else:
+                await asyncio.to_thread(verify_model, model)
             restored = state if state is not None and state.stage == config.name else None
             stage = Stage(self, config, model=model, total_steps=total, restored=restored)
             self.broadcast.event(
@@ -283,24 +466,39 @@ class RunSession:
             )
             caller.set(f"recipe {config.recipe.name}")
             try:
-                await recipe.run(stage)
+                self._stage = stage
+                await stage.drive(recipe)
                 stage.check_finished()
+            except WeightsNotFinite as error:
+                raise RunFailed(
+                    f"stage {config.name}: {error}; these weights were neither saved nor published "
+                    f"({self._last_good()})"
+                ) from error
             finally:
                 await stage.close()
             model = self.checkpoints.path(done)
 
     def _newest_state(self) -> RunState | None:
+        step, self._damaged = self.checkpoints.newest_whole()
+        if step is None:
+            return None
+        return self.checkpoints.state(step)
+
+    def _last_good(self) -> str:
         steps = self.checkpoints.steps()
         if not steps:
-            return None
-        state = self.checkpoints.state(steps[-1])
-        names = [stage.name for stage in self.config.stages]
-        if state.stage not in names:
-            raise UsageError(
-                f"{self.folder.path} stands in stage {state.stage!r}, which the config does not "
-                f"have (it has: {', '.join(names)})"
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is {self.checkpoints.path(steps[-1])}"
+
+    def _set_damaged_aside(self, state: RunState | None) -> None:
+        for step, damage in self._damaged.items():
+            self.checkpoints.set_aside(step)
+            assert state is not None  # else newest_whole has raised
+            self.broadcast.event(
+                "warning",
+                f"{damage}; going on from step {state.step} instead (the damaged checkpoint is now "
+                f"{DAMAGED}step_{step})",
             )
-        return state
 
     def _info(self, state: RunState | None) -> RunInfo:
         return RunInfo(
@@ -312,6 +510,7 @@ class RunSession:
             ],
             components=self._components(self.config.stages[0]),
             resumed_from=state.step if state is not None else None,
+            evaluations=self.progress.evaluations,
         )
 
     def _components(self, stage: StageConfig) -> dict[str, str]:
@@ -324,16 +523,33 @@ class RunSession:
         return {**named, "runtime": self.config.runtime.name}
 
     def _stop_requested(self, signal_name: str) -> None:
+        again = "" if signal_name == "SIGHUP" else "; once more to stop at once"
+        self._loop.call_soon_threadsafe(self._stop_stage)
         self.broadcast.event(
-            "stopping", f"{signal_name}: stopping after this step; once more to stop at once"
+            "stopping",
+            f"{signal_name}: stopping after this step, or without it if it takes more than "
+            f"{interrupt.GRACE:g} s{again}",
         )
 
-    def _summary(self, failure: BaseException | None, seconds: float) -> Summary:
+    def _stop_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.stop_soon()
+
+    def _write_summary(self, summary: Summary) -> None:
+        """How the run ended stays what it is, also where that cannot be written."""
+        try:
+            self.folder.write_summary(summary)
+        except OSError as error:
+            path = self.folder.path / SUMMARY
+            self.broadcast.event("warning", f"cannot write {path}: {error.strerror}")
+
+    def _summary(self, failure: BaseException | None) -> Summary:
         outcome, exit_code, message = _outcome(failure)
-        if outcome == "failed" and failure is not None:
-            details = self.folder.path / "error.txt"
-            details.write_text("".join(traceback.format_exception(failure)))
-            self.broadcast.event("failed", message, {"traceback": str(details)})
+        if outcome == "failed" and failure is not None and not isinstance(failure, WriterLost):
+            data = {}
+            with suppress(OSError):  # the error itself is what counts
+                data["traceback"] = str(self.folder.write_error(failure))
+            self.broadcast.event("failed", message, data)
         steps = self.checkpoints.steps()
         record = self.last_record
         return Summary(
@@ -342,10 +558,11 @@ class RunSession:
             message=message,
             folder=self.folder.path,
             steps=record.step if record else (steps[-1] if steps else 0),
-            seconds=seconds,
-            metrics=dict(record.metrics) if record else {},
-            evaluations=tuple(self._evaluations),
+            seconds=self.progress.seconds,
+            metrics=dict(self.progress.metrics),
+            evaluations=self.progress.evaluations,
             checkpoint=self.checkpoints.path(steps[-1]) if steps else None,
+            warnings=tuple(self.broadcast.warnings),
         )
 
 

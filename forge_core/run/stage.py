@@ -8,39 +8,58 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.command import forge_command
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.errors import RunFailed, RunInterrupted, RunStopped, UsageError
+from forge_core.contracts.records import StepRecord
+from forge_core.contracts.services import ServiceOptions
+from forge_core.contracts.step import Step
+from forge_core.contracts.types import Episode, Sampling, Task, TrainSequence, WeightManifest
 from forge_core.data.order import TaskOrder
-from forge_core.errors import RunInterrupted, RunStopped, UsageError
+from forge_core.deadline import Hurried
 from forge_core.models.stop_tokens import stop_token_ids
 from forge_core.replay.component import replay_buffer
 from forge_core.replay.saved import from_json, to_json
+from forge_core.run import interrupt
 from forge_core.run.addresses import Addresses
-from forge_core.run.checkpoint import REPLAY_BUFFER, RunState
+from forge_core.run.checkpoint import REPLAY_BUFFER, RunState, SaveTimes, write_state
+from forge_core.run.environment import GuardedEnvironment
 from forge_core.run.evaluation import evaluate
 from forge_core.run.pace import Counts, Pace
-from forge_core.run.plan import early_context, evaluates, placements
-from forge_core.run.records import StepRecord
-from forge_core.run.step import Step
 from forge_core.runtimes.local import LocalRuntime
-from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
-from forge_core.types import Episode, Sampling, Task, TrainSequence, WeightManifest
+from forge_core.trackers.lines import METRICS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.config.resolve import StageConfig
-    from forge_core.protocols import Dataset, Environment, Loss
+    from forge_core.contracts.component import Selection
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.protocols import Loss, Recipe
     from forge_core.rewards.pool import RewardPool
+    from forge_core.run.dataset import GuardedDataset
     from forge_core.run.session import RunSession
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A stage as it was between two steps."""
+
+    trained: int
+    position: int
+    python_rng: Any
+    kept: dict[str, Any]
 
 
 class Stage:
@@ -81,23 +100,27 @@ class Stage:
         self._published_after = 0
         """Optimizer steps that this process had made when it last published."""
         self._pace = Pace(config)
+        self._scope: asyncio.Timeout | None = None
+        """Of the recipe, while it runs."""
         self._manifest: WeightManifest | None = None
         self._trainer: Service | None = None
         self._policy: Service | None = None
         self._reference: Service | None = None
         self._rewards: RewardPool | None = None
         self._replay_buffer: Service | None = None
+        self._services: dict[str, Service] = {}
+        self._components: dict[str, Any] = {}
         self._addresses = Addresses(session.folder.addresses, session.broadcast.event)
         # The learning-rate schedule ends where the stage does, however its length was given.
         training = config.training.model_copy(update={"steps": total_steps, "num_epochs": None})
         self.context = replace(
-            early_context(config),
+            config.early_context(),
             model=config.model.model_copy(update={"path": model, "init": None}),
             training=training,
             channel=session.folder.channel(config.name),
             loss=config.loss,
             transport=config.transport,
-            services=placements(config),
+            services=config.placements(),
             logs=session.folder.logs,
         )
         self.seed = self.context.seed
@@ -108,14 +131,14 @@ class Stage:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         from forge_core.models.folder import load_tokenizer
 
-        return load_tokenizer(self.model)
+        return load_tokenizer(self.model, trust_remote_code=self.config.model.trust_remote_code)
 
     @cached_property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> GuardedDataset:
         return self.session.dataset(self.config, "dataset")
 
     @cached_property
-    def eval_dataset(self) -> Dataset:
+    def eval_dataset(self) -> GuardedDataset:
         return self.session.dataset(self.config, "eval_dataset")
 
     @cached_property
@@ -124,14 +147,23 @@ class Stage:
         return TaskOrder(len(self.dataset), self.seed, position=position)
 
     @cached_property
-    def environment(self) -> Environment:
+    def environment(self) -> GuardedEnvironment:
         assert self.config.environment is not None
-        return self.config.environment.build(self.context)
+        with blaming(self.config.environment, "build", RunFailed):
+            built = self.config.environment.build(self.context)
+        return GuardedEnvironment(
+            self.config.environment,
+            self.config.environment_keys,
+            built,
+            waiting=self.session.waiting,
+            on_event=self.session.broadcast.event,
+        )
 
     @cached_property
     def loss(self) -> Loss:
         assert self.config.loss is not None
-        return self.config.loss.build(self.context)
+        with blaming(self.config.loss, "build", RunFailed):
+            return self.config.loss.build(self.context)
 
     def take(self, count: int) -> list[Task]:
         """The next tasks in the run's order; goes round at the end of the dataset."""
@@ -140,6 +172,15 @@ class Stage:
     def task_at(self, place: int) -> Task:
         """The task at a place of the run's order, for whoever looks ahead; takes nothing."""
         return self.dataset[self.tasks.at(place)]
+
+    @property
+    def position(self) -> int:
+        """Tasks taken so far: the place of the next one in the run's order."""
+        return self.tasks.position
+
+    def advance(self, count: int) -> None:
+        """Count the next tasks as taken without reading them."""
+        self.tasks.take(count)
 
     def sampling(self, **changes: Any) -> Sampling:
         """The config's ``sampling`` section with the model's stop tokens."""
@@ -204,6 +245,36 @@ class Stage:
             )
         return self._reference
 
+    async def service(self, section: str) -> Service:
+        """The replicas of a placed section that a plugin has added."""
+        if section not in self._services:
+            added = self.config.sections[section]
+            self._services[section] = await Service.start(
+                self.session.runtime,
+                self._chosen(section),
+                replace(self.context, loss=None, transport=None),
+                name=section,
+                placement=added.placement,
+                options=added.options,
+                watchdog=self.session.watchdog,
+                on_event=self.session.broadcast.event,
+            )
+        return self._services[section]
+
+    def component(self, section: str) -> Any:
+        """The component of a section that a plugin has added, built in this process."""
+        if section not in self._components:
+            chosen = self._chosen(section)
+            with blaming(chosen, "build", RunFailed):
+                self._components[section] = chosen.build(self.context)
+        return self._components[section]
+
+    def _chosen(self, section: str) -> Selection[Any]:
+        chosen = self.config.sections[section].selection
+        if chosen is None:
+            raise UsageError(f"{section}: recipe {self.config.recipe.name!r} needs this section")
+        return chosen
+
     async def reference_logprobs(
         self, sequences: Sequence[TrainSequence], *, temperature: float = 1.0
     ) -> list[list[float]]:
@@ -266,10 +337,12 @@ class Stage:
         trained = self._counts().trained
         has_trained, self._published_after = trained > self._published_after, trained
         if before is not None:
-            await self.session.transport(self).drop(before.version)
+            assert self.config.transport is not None
+            transport = self.session.transport(self)
+            with blaming(self.config.transport, "drop", RunFailed):
+                await transport.drop(before.version)
             if has_trained and before.checksum == manifest.checksum:
-                self.session.broadcast.event(
-                    "warning",
+                self.warn(
                     f"version {manifest.version} equals version {before.version}: "
                     "the last steps changed no weight",
                 )
@@ -285,7 +358,7 @@ class Stage:
             max_staleness: of ``forge_core.replay.buffer.ReplayBuffer``.
         """
         if self._replay_buffer is None:
-            placed = "replay_buffer" in placements(self.config)
+            placed = "replay_buffer" in self.config.placements()
             self._replay_buffer = await Service.start(
                 self.session.runtime if placed else LocalRuntime(),
                 replay_buffer(max_staleness),
@@ -304,8 +377,7 @@ class Stage:
     async def _restore_replay_buffer(self, service: Service, saved: Path) -> None:
         groups, gone = from_json(saved.read_text(), self.task_at)
         if gone:
-            self.session.broadcast.event(
-                "warning",
+            self.warn(
                 f"the replay buffer of {saved.parent} has groups of {len(gone)} tasks that the "
                 f"dataset does not have where it had them ({', '.join(gone[:3])}, ...): left out",
             )
@@ -314,23 +386,105 @@ class Stage:
     async def score(self, episodes: Sequence[Episode]) -> None:
         """Judge episodes with the config's rewards, then let plugins see (and change) them."""
         if self._rewards is None:
+            from forge_core.rewards.confinement import Confinement
             from forge_core.rewards.pool import RewardPool
 
-            placed = "rewards" in placements(self.config)
+            placed = "rewards" in self.config.placements()
             self._rewards = RewardPool(
                 self.config.rewards,
                 self.context,
                 runtime=self.session.runtime if placed else None,
                 placement=self.config.reward_placement,
                 log=self.session.folder.rewards_log,
+                confinement=Confinement.of(self.config.reward_workers),
                 on_event=self.session.broadcast.event,
                 watchdog=self.session.watchdog,
             )
-        await self._rewards.score(episodes)
+        if self.config.environment is not None:
+            self.environment.check(episodes)
+        await self._rewards.score(
+            [episode for episode in episodes if not episode.environment_failure]
+        )
         for episode in episodes:
-            self.session.hook.forge_episode_finished(episode=episode)
+            self.session.broadcast.episode(episode)
+
+    def warn(self, message: str, data: Mapping[str, Any] | None = None) -> None:
+        """Show a warning, and keep it in ``events.jsonl`` and the summary."""
+        self.session.broadcast.event("warning", message, data)
+
+    def waiting(self, what: str, detail: str = "") -> AbstractContextManager[None]:
+        """Name what a block waits for, so that a wait that takes long is reported."""
+        return self.session.waiting(what, detail)
 
     # The course of the stage.
+
+    async def drive(self, recipe: Recipe) -> None:
+        """Run the recipe to its end.
+
+        A run that is asked to stop does not wait for a step that hangs, or takes long, before it
+        is trained on: the step is given up, and made again by a resume.
+
+        Raises:
+            RunInterrupted: a signal asked for it; there is a checkpoint of the last whole step.
+        """
+        self._mark = self._marked()
+        self._scope = scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                if self.session.stop.requested:
+                    self.stop_soon()
+                await recipe.run(self)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        except Hurried:
+            pass
+        else:
+            if not scope.expired():
+                return
+        finally:
+            self._scope = None
+        await self._give_step_up()
+
+    def stop_soon(self) -> None:
+        """Give the step up unless it ends soon by itself."""
+        asyncio.get_running_loop().call_later(interrupt.GRACE, self._stop_now)
+
+    def _stop_now(self) -> None:
+        if self._scope is None:
+            return
+        loop = asyncio.get_running_loop()
+        busy = self._trainer is not None and self._trainer.metrics()["in_flight"]
+        if busy or self._counts().trained > self._mark.trained:
+            loop.call_later(1.0, self._stop_now)  # what was trained cannot be taken back
+        else:
+            self._scope.reschedule(loop.time())
+
+    async def _give_step_up(self) -> None:
+        """Save the stage as it was before the step under way.
+
+        Raises:
+            RunInterrupted: always.
+        """
+        if "tasks" in self.__dict__:
+            self.tasks.position = self._mark.position
+        random.setstate(self._mark.python_rng)
+        self.kept = self._mark.kept
+        step = self.session.steps_before(self) + self._step
+        if self._step and step not in self.session.checkpoints.steps():
+            await self.save()
+        raise RunInterrupted(
+            f"stopped by {self.session.stop.requested} at step {step}, in the middle of the next; "
+            f"go on with: {forge_command()} run --resume {self.session.folder.path}"
+        )
+
+    def _marked(self) -> _Mark:
+        return _Mark(
+            trained=self._counts().trained,
+            position=self.tasks.position if self.config.dataset is not None else 0,
+            python_rng=random.getstate(),
+            kept=deepcopy(self.kept),
+        )
 
     async def steps(self) -> AsyncIterator[Step]:
         """Yield the stage's steps that are still to do; keep record, score and checkpoints.
@@ -343,23 +497,32 @@ class Stage:
             await self._evaluate("before")
         offset = self.session.steps_before(self)
         saved_at = self._step
+        saves = SaveTimes(self.session.config.checkpointing)
         while self._step < self.total_steps:
+            self._mark = self._marked()
             step = Step(self._step + 1, offset + self._step + 1)
             self._at = step.number
             before = self._counts()
+            dropped = self._dropped_items()
             yield step
+            if self.config.dataset_keys.on_failure == "drop":
+                step.record({"dataset/dropped": self._dropped_items() - dropped})
+            if step.episodes and "environment" in self.__dict__:
+                step.record({"environment/retried": self.environment.take_retried()})
             step.finish()
             self._step += 1
+            self._mark = self._marked()
             self._report(step)
             last = self._step == self.total_steps
-            if warning := self._pace.step_done(before, self._counts(), last=last):
-                self.session.broadcast.event("warning", warning)
+            learned = step.metrics.get("trained_tokens") != 0
+            if warning := self._pace.step_done(before, self._counts(), learned=learned, last=last):
+                self.warn(warning)
             interval = self.config.evaluation.interval
             if interval and self._step % interval == 0 and not last:
                 await self._evaluate("during")
-            save_interval = self.session.config.checkpointing.save_interval
-            if last or (save_interval and self._step % save_interval == 0):
+            if last or saves.due(self._step):
                 await self.save()
+                saves.saved()
                 saved_at = self._step
             if self.session.stop.requested and not last:
                 if saved_at != self._step:
@@ -368,7 +531,13 @@ class Stage:
                     f"stopped by {self.session.stop.requested} at step {step.run_number}; "
                     f"go on with: {forge_command()} run --resume {self.session.folder.path}"
                 )
+        restored = self._restored
+        if restored is not None and restored.stage_step == self._step and not restored.stage_done:
+            await self.save()  # the target was lowered to what was done
         await self._evaluate("after")
+
+    def _dropped_items(self) -> int:
+        return self.dataset.dropped if self.config.dataset is not None else 0
 
     def _counts(self) -> Counts:
         trainer, policy = self._trainer, self._policy
@@ -379,7 +548,7 @@ class Stage:
         )
 
     def _report(self, step: Step) -> None:
-        for service in (self._policy, self._reference):
+        for service in (self._policy, self._reference, *self._services.values()):
             if service is not None:
                 lap = service.lap()
                 step.timing.update({f"{service.name}_{name}": value for name, value in lap.items()})
@@ -391,38 +560,49 @@ class Stage:
             metrics=step.metrics,
             timing=step.timing,
         )
-        self.session.last_record = record
-        self.session.broadcast.step(record, step.episodes)
+        self.session.stepped(record, step.episodes)
 
     async def save(self) -> Path:
-        """Write a checkpoint of the stage as it stands between two steps."""
+        """Write a checkpoint of the stage as it stands between two steps.
+
+        Raises:
+            RunFailed: it cannot be written, or a weight is not finite; nothing of it is left.
+            WriterLost: another process has taken over the run folder.
+        """
+        self.session.writer.check()
         trainer = await self.trainer()
         run_step = self.session.steps_before(self) + self._step
-        draft = self.session.checkpoints.begin(run_step)
-        await trainer.save.route(draft)
-        if self._replay_buffer is not None:
-            groups = await self._replay_buffer.state.route()
-            (draft / REPLAY_BUFFER).write_text(to_json(groups))
-        algorithm, internal, gauss = random.getstate()
-        state = RunState(
-            step=run_step,
-            stage=self.name,
-            stage_step=self._step,
-            stage_done=self._step == self.total_steps,
-            version=self.version,
-            position=self.tasks.position,
-            python_rng=[algorithm, list(internal), gauss],
-            extra=self.kept,
-        )
-        place = self.session.checkpoints.commit(draft, state)
+        confirm = self.session.writer.check
+        with self.session.checkpoints.draft(run_step, confirm=confirm) as draft:
+            await trainer.save.route(draft)
+            if self._replay_buffer is not None:
+                groups = await self._replay_buffer.state.route()
+                (draft / REPLAY_BUFFER).write_text(to_json(groups))
+            algorithm, internal, gauss = random.getstate()
+            state = RunState(
+                step=run_step,
+                stage=self.name,
+                stage_step=self._step,
+                stage_done=self._step == self.total_steps,
+                version=self.version,
+                position=self.tasks.position,
+                python_rng=[algorithm, list(internal), gauss],
+                extra=self.kept,
+                **self.session.progress.to_state(),
+            )
+            write_state(draft, state)
+            metrics = self.session.folder.path / METRICS
+            if metrics.is_file():
+                shutil.copyfile(metrics, draft / METRICS)
+        place = self.session.checkpoints.path(run_step)
         self.session.broadcast.event(
             "checkpoint", f"checkpoint {place.name}", {"step": run_step, "path": str(place)}
         )
-        self.session.hook.forge_checkpoint_saved(folder=place, step=run_step)
+        self.session.broadcast.checkpoint(place, run_step)
         return place
 
     async def _evaluate(self, moment: Literal["before", "during", "after"]) -> None:
-        if not evaluates(self.config):
+        if not self.config.evaluates():
             return
         if self._published_at != self._at:
             await self.publish()
@@ -438,6 +618,8 @@ class Stage:
         """
         if self._rewards is not None:
             self._rewards.check_judged()
+            if self.config.environment is not None:
+                self.environment.check_worked()
         if self._step < self.total_steps:
             raise RunStopped(
                 f"stage {self.name!r} ended at step {self._step} of {self.total_steps}"
@@ -446,7 +628,10 @@ class Stage:
     async def close(self) -> None:
         """Give everything back, whatever state it is in; the first failure is raised at the end."""
         errors: list[Exception] = []
-        parts = (self._policy, self._trainer, self._reference, self._rewards, self._replay_buffer)
+        parts = (
+            *(self._policy, self._trainer, self._reference, self._rewards, self._replay_buffer),
+            *self._services.values(),
+        )
         for part in parts:
             if part is not None:
                 try:

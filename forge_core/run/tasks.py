@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_core.errors import DataError
-from forge_core.run.plan import early_context, evaluates
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.errors import DataError
 
 if TYPE_CHECKING:
-    from forge_core.component import Selection
-    from forge_core.config.resolve import StageConfig
-    from forge_core.protocols import Dataset, Recipe
+    from forge_core.contracts.component import Selection
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.protocols import Dataset, Recipe
 
 CHECKED_TASKS = 1000
 """Tasks at the beginning of a dataset that are checked: a dataset may take long to make each."""
@@ -34,7 +34,7 @@ def check_tasks(stage: StageConfig, recipe: Recipe, section: str, dataset: Datas
         chosen["recipe"] = stage.recipe
         sampled, judged = "generator" in recipe.requires, "rewards" in recipe.requires
     else:
-        sampled = judged = evaluates(stage)
+        sampled = judged = stage.evaluates()
         count = min(count, stage.evaluation.tasks or count)
     if sampled:
         chosen["environment"] = stage.environment
@@ -52,6 +52,7 @@ def check_tasks(stage: StageConfig, recipe: Recipe, section: str, dataset: Datas
         check = selection.component.check_tasks
         assert check is not None
         try:
-            check(selection.settings, early_context(stage), tasks)
+            with blaming(selection, "check_tasks"):
+                check(selection.settings, stage.early_context(), tasks)
         except DataError as error:
             raise DataError(f"{section}: {error} ({key}, stage {stage.name!r})") from error

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from forge_core.config.layers import DEFAULTS
 from forge_core.config.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
-from forge_core.errors import UsageError
-from forge_core.run.plan import early_context, evaluates
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.component import Selection
-    from forge_core.config.effective import Provenance
-    from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core.contracts.component import Selection
+    from forge_core.contracts.config import Provenance, RunConfig, StageConfig
 
 BY_ITSELF = ("default", "recipe ", "model preset ")
 """Layers that speak of sections whether a run uses them or not begin with one of these."""
+
+_SELECTED = ("generator", "environment", "transport")
+"""Sections that select a component in every config: only their own keys are worth naming."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,14 @@ def _shown(typed: str, unused: Unused) -> str:
     if unused.section in SHARED_SECTIONS or unused.keys:
         return typed
     before, section, after = typed.partition(unused.section)
-    return before + section if after == ".use" or section not in DEFAULTS else typed
+    return before + section if after == ".use" or section not in _SELECTED else typed
 
 
 def _unused(stage: StageConfig) -> Iterator[Unused]:
     """Everything that a stage has no use for."""
-    recipe = stage.recipe.build(early_context(stage))
-    sampled, scored = "generator" in recipe.requires, evaluates(stage)
+    with blaming(stage.recipe, "build"):
+        recipe = stage.recipe.build(stage.early_context())
+    sampled, scored = "generator" in recipe.requires, stage.evaluates()
     who = f"recipe {stage.recipe.name!r} (stage {stage.name!r})"
     if stage.eval_dataset is not None and not stage.rewards:
         reason = (
@@ -150,9 +152,12 @@ def _is_set(key: str, value: Provenance, stage: StageConfig) -> bool:
         return value.value is not None  # null: without that section
     if section in SHARED_SECTIONS:
         return bool(value.value != _default(SHARED_SECTIONS[section], rest))
-    if rest == "use":
-        return bool(value.value != DEFAULTS.get(section, {}).get("use"))
     selection: Selection[Any] | None = getattr(stage, section, None)
+    if rest == "use":
+        if selection is None:
+            return True
+        chosen = selection.component
+        return not chosen.default or (section == "transport" and not chosen.one_process)
     kernel = KERNEL_KEYS.get(section)
     if kernel is not None and rest.partition(".")[0] in kernel.model_fields:
         return bool(value.value != _default(kernel, rest))

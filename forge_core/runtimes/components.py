@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext, Component, Settings
+from forge_core.contracts.component import BuildContext, Component
+from forge_core.contracts.settings import Settings
 
 if TYPE_CHECKING:
     from forge_core.runtimes.local import LocalRuntime
@@ -35,4 +36,5 @@ LOCAL: Component[LocalRuntime] = Component(
     build=build_local,
     check=check_local,
     summary="replicas in this process, for one machine and for debugging",
+    default=True,
 )

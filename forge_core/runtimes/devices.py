@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.component import Component, Placement, Selection
-from forge_core.errors import UsageError
-from forge_core.services.spec import ReplicaSpec
+from forge_core.contracts.component import Component, Placement, Selection
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.services import ReplicaSpec
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
+    from forge_core.contracts.config import RunConfig
 
 
 def visible_devices() -> tuple[str, ...]:

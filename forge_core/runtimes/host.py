@@ -6,7 +6,12 @@ import inspect
 from dataclasses import replace
 from typing import Any, Self
 
-from forge_core.services.spec import ReplicaSpec
+from forge_core.contracts.blame import contained
+from forge_core.contracts.services import ReplicaSpec
+from forge_core.models.manifest import verify_model
+
+LOADS_WEIGHTS = frozenset({"generator", "trainer"})
+"""Families whose components load the model's folder when they are built."""
 
 
 class ComponentHost:
@@ -25,10 +30,16 @@ class ComponentHost:
     @classmethod
     def build(cls, spec: ReplicaSpec, rank: int = 0) -> Self:
         """Build the component of one rank. The caller has set torch.distributed's environment
-        variables (``rank_environment``) and runs an event loop."""
+        variables (``rank_environment``) and runs an event loop.
+
+        Raises:
+            DataError: a file of the model that it would load is damaged.
+        """
         procs = spec.placement.procs
         context = replace(spec.context, replica=spec.index, rank=rank, world_size=procs)
         label = f"{spec.selection.family} {spec.selection.name}"
+        if rank == 0 and spec.selection.family in LOADS_WEIGHTS and context.model.path is not None:
+            verify_model(context.model.path)  # the other ranks read the same files
         return cls(spec.selection.build(context), label)
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -36,12 +47,14 @@ class ComponentHost:
 
         Raises:
             AttributeError: the component has no such method.
+            Escaped: it raised ``SystemExit`` or the like.
         """
         function = getattr(self.component, method, None)
         if function is None:
             raise AttributeError(f"{self._label} has no method {method!r}")
-        result = function(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        with contained():
+            result = function(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
 
     async def close(self) -> None:
         """Close the component, once."""
@@ -50,9 +63,10 @@ class ComponentHost:
         self._closed = True
         close = getattr(self.component, "close", None)
         if close is not None:
-            result = close()
-            if inspect.isawaitable(result):
-                await result
+            with contained():
+                result = close()
+                if inspect.isawaitable(result):
+                    await result
 
 
 def rank_environment(spec: ReplicaSpec, rank: int, address: str, port: int) -> dict[str, str]:

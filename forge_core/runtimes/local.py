@@ -12,7 +12,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from forge_core.errors import ReplicaDied
+from forge_core.contracts.errors import ReplicaDied
+from forge_core.contracts.services import ReplicaSpec
 from forge_core.runtimes.devices import (
     DeviceTable,
     check_devices,
@@ -21,7 +22,6 @@ from forge_core.runtimes.devices import (
 )
 from forge_core.runtimes.host import ComponentHost
 from forge_core.runtimes.process import ProcessReplica
-from forge_core.services.spec import ReplicaSpec
 
 
 class LocalReplica:

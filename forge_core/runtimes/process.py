@@ -8,13 +8,13 @@ import os
 import socket
 from typing import Any, Self
 
-from forge_core.errors import ReplicaDied, RunFailed, UsageError
+from forge_core.contracts.errors import ReplicaDied, RunFailed, UsageError
+from forge_core.contracts.services import ReplicaSpec
 from forge_core.processes.frames import dumps
 from forge_core.runtimes.host import rank_environment
 from forge_core.runtimes.rank import RankProcess, seen
 from forge_core.runtimes.together import together
 from forge_core.runtimes.wire import BUILDING, Kind, Message
-from forge_core.services.spec import ReplicaSpec
 
 STOP_LIMIT = 30.0
 """Seconds that ranks get to close their components before they are killed. Nobody waits this long
@@ -163,11 +163,21 @@ def _opening(spec: ReplicaSpec, rank: int) -> bytes:
 
 
 def _thread_environment(spec: ReplicaSpec) -> dict[str, str]:
-    """An even share of the cores for each process of the service, where nobody said otherwise."""
+    """An even share of the cores for each process of the service, where nobody said otherwise.
+
+    Where somebody did, and the threads are more than the cores, those that wait sleep: spinning,
+    they take the cores from those they wait for.
+    """
     processes = spec.placement.replicas * spec.placement.procs
-    if processes == 1 or "OMP_NUM_THREADS" in os.environ:
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if processes == 1:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
+    if not threads:
+        return {"OMP_NUM_THREADS": str(max(1, cores // processes))}
+    if "OMP_WAIT_POLICY" in os.environ or not threads.isdecimal():
+        return {}
+    return {"OMP_WAIT_POLICY": "passive"} if int(threads) * processes > cores else {}
 
 
 def _free_port() -> int:

@@ -11,12 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forge_core.errors import ReplicaDied
+from forge_core.contracts.errors import ReplicaDied
 from forge_core.processes.child import Child
+from forge_core.processes.logs import tail
 from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, receive, unpack_error
-
-LOG_TAIL = 20
-"""Lines of a dead rank's log that its error carries."""
 
 _MARK = "--- "
 """Begins the line of a log with which a life begins."""
@@ -29,7 +27,7 @@ class RankProcess:
         label: what it is called in errors, such as ``replica 0 of trainer``.
         opening: pickled ``(ReplicaSpec, rank)``.
         environment: variables beside ours.
-        log: file its output is appended to; None: our stderr.
+        log: bounded file that its output is appended to; None: our stderr.
     """
 
     def __init__(
@@ -56,6 +54,7 @@ class RankProcess:
                 output.write(f"{_MARK}{label}: started {when}\n".encode())
             self._child = Child(
                 "forge_core.runtimes.worker",
+                [str(log or "")],
                 stdin=theirs.fileno(),
                 stdout=output if output is not None else 2,
                 stderr=output,
@@ -181,11 +180,7 @@ class RankProcess:
 
     def log_tail(self) -> list[str]:
         """The last lines of its log, of this life."""
-        if self._log is None:
-            return []
-        lines = self._log.read_text(errors="replace").splitlines()
-        begin = max((at for at, line in enumerate(lines) if line.startswith(_MARK)), default=-1)
-        return lines[begin + 1 :][-LOG_TAIL:]
+        return tail(self._log, after=_MARK)
 
 
 def _settle(answer: asyncio.Future[object], message: Message) -> None:

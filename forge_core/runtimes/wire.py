@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from forge_core.errors import RunFailed
+from forge_core.contracts.errors import RunFailed
 from forge_core.processes.frames import LENGTH, dumps
 
 BUILDING = 0

@@ -1,4 +1,4 @@
-"""One rank of a replica in a process of its own: ``python -m forge_core.runtimes.worker LIFELINE``.
+"""One rank of a replica: ``python -m forge_core.runtimes.worker LIFELINE LOG``.
 
 It builds the component and serves calls on its event loop, each in a task, until it is told to stop
 or the controller is gone. What the component prints goes to the rank's log.
@@ -11,6 +11,7 @@ import os
 import pickle
 import socket
 import sys
+from pathlib import Path
 
 from forge_core.processes.frames import dumps
 from forge_core.processes.supervision import divide, take_over_stdin
@@ -21,7 +22,8 @@ from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, pack_error
 def main() -> None:
     """Serve the controller over the socket that is our standard input."""
     channel = take_over_stdin()
-    divide(int(sys.argv[1]), (channel,))
+    lifeline, log = sys.argv[1:]
+    divide(int(lifeline), (channel,), log=Path(log) if log else None)
     asyncio.run(_Rank(socket.socket(fileno=channel)).serve())
     # The component is closed; an engine's threads and exit handlers need not be waited for.
     sys.stdout.flush()

@@ -1,17 +1,13 @@
 """Services: replicas of one component behind one handle (``service.Service``)."""
 
 from forge_core.services.metrics import Health, ReplicaStatus, ServiceStatus
-from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
-from forge_core.services.spec import ReplicaSpec
 from forge_core.services.weights import update_weights
 
 __all__ = [
     "Health",
-    "ReplicaSpec",
     "ReplicaStatus",
     "Service",
-    "ServiceOptions",
     "ServiceStatus",
     "update_weights",
 ]

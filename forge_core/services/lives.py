@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forge_core.errors import ForgeError, ReplicaDied, RunFailed
-from forge_core.protocols import Runtime
+from forge_core.contracts.blame import with_notes
+from forge_core.contracts.errors import ForgeError, ReplicaDied, RunFailed
+from forge_core.contracts.protocols import Runtime
+from forge_core.contracts.services import ReplicaSpec, ServiceOptions
 from forge_core.services.metrics import Counters, Health, ReplicaStatus, ServiceStatus
-from forge_core.services.options import ServiceOptions
 from forge_core.services.replica import LiveReplica
 from forge_core.services.rotation import Rotation
-from forge_core.services.spec import ReplicaSpec
 from forge_core.watchdog import EventSink
 
 RestartHook = Callable[[LiveReplica], Awaitable[None]]
@@ -102,7 +102,7 @@ class Lives:
                     raise result
                 else:
                     raise self.run_failed(
-                        f"could not be built: {describe(result)}", replica=slot.index
+                        f"could not be built: {with_notes(result)}", replica=slot.index
                     ) from result
             await self._rotation.until_healthy()
         except BaseException:
@@ -181,7 +181,9 @@ class Lives:
         with self._waiting(f"replica {index} to start"):
             replica = await self._runtime.spawn(replace(self._spec, index=index))
         selection = self._spec.selection
-        live = LiveReplica(index, replica, f"{selection.family} {selection.name}")
+        live = LiveReplica(
+            index, replica, f"{selection.family} {selection.name}", self._options.deadline
+        )
         watcher = asyncio.ensure_future(self._watch(live))
         self._watchers.add(watcher)
         watcher.add_done_callback(self._watchers.discard)
@@ -191,7 +193,7 @@ class Lives:
         try:
             cause = await live.wait_dead()
         except Exception as error:
-            cause = f"its runtime cannot watch it: {describe(error)}"
+            cause = f"its runtime cannot watch it: {with_notes(error)}"
         self.died(live, cause)
 
     def _admit(self, live: LiveReplica) -> None:
@@ -236,9 +238,9 @@ class Lives:
                 await self._pass_hooks(live)
                 self._rotation.raise_if_over()
             except Exception as error:
-                slot.cause = f"restart failed: {describe(error)}"
+                slot.cause = f"restart failed: {with_notes(error)}"
                 slot.log_tail = error.log_tail if isinstance(error, ForgeError) else ()
-                message = f"{self._name}: replica {slot.index} did not restart: {describe(error)}"
+                message = f"{self._name}: replica {slot.index} did not restart: {with_notes(error)}"
                 if slot.in_vain < self._options.restarts:
                     wait = self._options.wait_before_restart(slot.in_vain)
                     message += f" (again in {wait:.1f} s)"
@@ -337,7 +339,3 @@ class Lives:
             if slot is not None:
                 data |= {"replica": slot.index, "restarts": slot.restarts, "cause": slot.cause}
             self._on_event(kind, message, data)
-
-
-def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

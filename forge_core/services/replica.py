@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from forge_core.errors import ReplicaDied
-from forge_core.protocols import Replica
+from forge_core.contracts.errors import ReplicaDied
+from forge_core.contracts.protocols import Replica
+from forge_core.deadline import DeadlineExceeded, await_within
 
 
 class LiveReplica:
@@ -20,20 +21,23 @@ class LiveReplica:
         cause: why it died; None while it lives.
     """
 
-    def __init__(self, index: int, replica: Replica, component: str) -> None:
+    def __init__(
+        self, index: int, replica: Replica, component: str, deadline: float | None = None
+    ) -> None:
         self.index = index
         self.component = component
         self.in_flight = 0
         self.sessions = 0
         self.cause: str | None = None
         self._replica = replica
+        self._deadline = deadline
         self._scopes: set[asyncio.Timeout] = set()
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method; no task is made, so that a debugger steps into a local component.
 
         Raises:
-            ReplicaDied: it was dead, or died before it answered.
+            ReplicaDied: it was dead, or died or passed the deadline before it answered.
         """
         if self.cause is not None:
             raise ReplicaDied(self.cause, replica=self.index)
@@ -42,7 +46,7 @@ class LiveReplica:
         try:
             async with scope:
                 self._scopes.add(scope)
-                return await self._replica.call(method, args, kwargs)
+                return await self._call(method, args, kwargs)
         except TimeoutError:
             if not scope.expired():
                 raise
@@ -54,6 +58,18 @@ class LiveReplica:
             raise
         finally:
             self._scopes.discard(scope)
+
+    async def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._deadline is None:
+            return await self._replica.call(method, args, kwargs)
+        try:
+            return await await_within(
+                self._deadline, lambda: self._replica.call(method, args, kwargs)
+            )
+        except DeadlineExceeded as error:
+            raise ReplicaDied(
+                f"it hangs: {error} from {method}() ({self.component.split()[0]}.deadline)"
+            ) from error
 
     async def wait_dead(self) -> str:
         """Return the cause once the runtime notices that it is dead."""

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forge_core.errors import ReplicaDied, RunFailed
+from forge_core.contracts.errors import ReplicaDied, RunFailed
+from forge_core.contracts.services import ServiceOptions
 from forge_core.services.metrics import Counters
-from forge_core.services.options import ServiceOptions
 from forge_core.services.replica import LiveReplica
 from forge_core.services.routing import POLICIES, RoutedCall
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forge_core.services.options import RoutingName
+from forge_core.contracts.services import RoutingName
 from forge_core.services.replica import LiveReplica
 
 BLOCK = 16

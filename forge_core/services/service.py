@@ -1,6 +1,6 @@
 """Replicas of one component behind one handle: routing, sessions, health, retry, restart.
 
-Written once, over the narrow ``Runtime`` interface (``forge_core.protocols``): spawn a replica,
+Written once, over the narrow interface ``forge_core.Runtime``: spawn a replica,
 call it, watch it die, stop it. Here is what happens to a call; ``rotation`` gives it a place,
 ``lives`` keeps the replicas alive.
 """
@@ -16,17 +16,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from forge_core.component import BuildContext, Placement, Selection
-from forge_core.errors import FanoutError, ReplicaDied
-from forge_core.protocols import Runtime
+from forge_core.answers import check_answer
+from forge_core.contracts.component import BuildContext, Placement, Selection
+from forge_core.contracts.errors import FanoutError, ReplicaDied
+from forge_core.contracts.protocols import Runtime
+from forge_core.contracts.services import ReplicaSpec, ServiceOptions
 from forge_core.services.lives import Lives, RestartHook
 from forge_core.services.method import Method
 from forge_core.services.metrics import Counters, ServiceStatus
-from forge_core.services.options import ServiceOptions
 from forge_core.services.replica import LiveReplica
 from forge_core.services.rotation import Rotation
 from forge_core.services.routing import RoutedCall
-from forge_core.services.spec import ReplicaSpec
 from forge_core.watchdog import EventSink, Watchdog, caller
 
 _pinned: ContextVar[Mapping[int, LiveReplica] | None] = ContextVar("pinned", default=None)
@@ -62,6 +62,7 @@ class Service:
         watchdog: Watchdog | None,
     ) -> None:
         self.name = spec.name
+        self._spec = spec
         self._options = options
         self._watchdog = watchdog
         self.answered: Counter[str] = Counter()
@@ -292,6 +293,7 @@ class Service:
         started = time.perf_counter()
         try:
             result = await live.call(method, *args, **kwargs)
+            check_answer(self._spec.selection, self._spec.context, method, args, result)
         except Exception:
             self._counters.errors += 1
             raise

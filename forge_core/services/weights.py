@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from forge_core.errors import FanoutError, ReplicaDied, WeightMismatch
+from forge_core.contracts.errors import FanoutError, ReplicaDied, WeightMismatch
+from forge_core.contracts.types import WeightManifest
 from forge_core.services.replica import LiveReplica
 from forge_core.services.service import Service
-from forge_core.types import WeightManifest
 
 
 async def update_weights(service: Service, manifest: WeightManifest) -> None:

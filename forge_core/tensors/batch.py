@@ -1,66 +1,22 @@
 """Batches as a model and a loss see them. One row of real tokens; there is no padding to get wrong.
 
 Sequences of unequal length are laid end to end (``PackedBatch``): positions restart at each, and
-attention never crosses from one to another. A loss sees only the trained tokens (``LossBatch``).
+attention never crosses from one to another. A loss sees only the trained tokens
+(``forge_core.LossBatch``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import KeysView, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import KeysView, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from forge_core.types import TrainSequence
-
-
-@dataclass(frozen=True, slots=True)
-class LossBatch:
-    """The N trained tokens of a micro-batch.
-
-    Args:
-        sequence: which of the S sequences each token belongs to. [N] int64
-        num_sequences: S, also counting sequences without any trained token.
-        fields: what the recipe gave, one value for each trained token. [N] float32
-    """
-
-    sequence: torch.Tensor
-    num_sequences: int
-    fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
-
-    def field(self, name: str) -> torch.Tensor:
-        """The field of that name. [N]
-
-        Raises:
-            KeyError: the recipe does not give it; names what it gives.
-        """
-        try:
-            return self.fields[name]
-        except KeyError:
-            given = ", ".join(sorted(self.fields)) or "none"
-            raise KeyError(f"the recipe gives no field {name!r} (it gives: {given})") from None
-
-
-@dataclass(frozen=True, slots=True)
-class LossOutput:
-    """What a loss returns: never a mean, so that any split of a batch adds up to the same.
-
-    Args:
-        sum: the objective to minimize, summed over tokens (or sequences). Scalar with gradient.
-        count: what the sum is divided by in the end, summed likewise: tokens, sequences, ...
-        metrics: name -> (sum, count), detached; reduced to sum / count over the whole step.
-        maxima: name -> value, detached; the largest one of the whole step is reported.
-    """
-
-    sum: torch.Tensor
-    count: torch.Tensor | float
-    metrics: Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]] = field(
-        default_factory=dict
-    )
-    maxima: Mapping[str, torch.Tensor | float] = field(default_factory=dict)
+from forge_core.contracts.loss import LossBatch
+from forge_core.contracts.types import TrainSequence
 
 
 @dataclass(frozen=True, slots=True)

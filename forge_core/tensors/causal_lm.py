@@ -210,8 +210,8 @@ class CausalLM:
 
     def _trial(self) -> PackedBatch:
         """A small batch of random tokens."""
+        from forge_core.contracts.types import TrainSequence
         from forge_core.tensors.batch import pack
-        from forge_core.types import TrainSequence
 
         generator = torch.Generator().manual_seed(0)
         vocabulary = self.model.config.get_text_config().vocab_size

@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from forge_core.config.sections import DistributedSection
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.sections import DistributedSection
 
 
 def set_float32(distributed: DistributedSection, dtype: torch.dtype, device: torch.device) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forge_core.errors import RunFailed, UsageError
-from forge_core.protocols import Loss
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core.contracts.blame import contained, described
+from forge_core.contracts.errors import RunFailed, UsageError
+from forge_core.contracts.loss import LossBatch, LossOutput
+from forge_core.contracts.protocols import Loss
 from forge_core.tensors.metric_sums import MetricSums, scalar
 from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
 from forge_core.tensors.mismatch import add_mismatch
@@ -77,9 +78,10 @@ def run_loss(
             f"(it gives: {given})"
         )
     try:
-        output = loss(logprobs, batch, entropy)
+        with contained():
+            output = loss(logprobs, batch, entropy)
     except Exception as error:
-        raise RunFailed(f"{type(error).__name__}: {error}", component=f"loss {name}") from error
+        raise RunFailed(described(error), component=f"loss {name}") from error
     if not isinstance(output, LossOutput):
         raise RunFailed(
             f"returned {type(output).__name__}, not LossOutput", component=f"loss {name}"

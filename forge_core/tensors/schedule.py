@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from forge_core.config.sections import TrainingSection
-from forge_core.errors import UsageError
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.sections import TrainingSection
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forge_core.cli import main
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
+    from forge_core import Forge
 
 
 @dataclass(frozen=True, slots=True)

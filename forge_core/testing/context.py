@@ -7,8 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge_core.component import BuildContext, Component, Selection, Settings
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelSection,
+    Selection,
+    Settings,
+    TrainingSection,
+)
 
 
 def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from forge_core.run.folder import RunFolder
+
 SHARED_MEMORY = Path("/dev/shm")
 
 _CHANNELS = f"{SHARED_MEMORY}/forge-"
@@ -64,7 +66,8 @@ class Leftovers:
 
     def _unheld_segments(self) -> set[str]:
         """Files in shared memory that are new and belong to no process or other run."""
-        runs = [run.name for run in self._folder.glob("**/runs/*")]
+        # By the whole channel: another run on this machine may have begun in the same second.
+        runs = [RunFolder(run).channel("") for run in self._folder.glob("**/runs/*")]
         new = {
             segment
             for segment in _segments() - self._before

@@ -6,6 +6,7 @@ It costs next to nothing: whatever a fixture needs is imported when the fixture 
 from __future__ import annotations
 
 import string
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
+    from forge_core import Forge
     from forge_core.testing.command import CommandResult
     from forge_core.testing.distributions import FakeSite
     from forge_core.testing.runs import Run
@@ -22,10 +23,24 @@ TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " 
 """Alphabet of ``tiny_model``."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test of a conformance suite the suite's time limit, unless it has one."""
+    if "forge_core.testing.conformance.suite" not in sys.modules:
+        return
+    from forge_core.testing.conformance.suite import Suite
+
+    for item in items:
+        owner = getattr(item, "cls", None)
+        if owner is None or not issubclass(owner, Suite):
+            continue
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(owner.time_limit))
+
+
 @pytest.fixture
 def forge_app() -> Callable[..., Forge]:
     """``forge_app(*plugins, disabled=())``: a fresh app with these plugins alone."""
-    from forge_core.app import Forge
+    from forge_core import Forge
 
     def make(*plugins: object, disabled: Collection[str] = ()) -> Forge:
         return Forge(plugins=plugins, discover=False, disabled=disabled)
@@ -122,7 +137,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     About 25 thousand parameters, vocabulary of printable ASCII, window of 256 tokens. Do not write
     into it: the whole session shares it.
     """
-    from forge_core.config.sections import ModelSection
+    from forge_core import ModelSection
     from forge_core.models.folder import materialize
     from forge_core.testing.shapes import tiny_shape
 

@@ -6,10 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge_core.config.sections import ModelInit
-from forge_core.protocols import Transport
+from forge_core import Completion, ModelInit, Sampling, Transport, WeightManifest
 from forge_core.testing.shapes import tiny_shape
-from forge_core.types import Completion, Sampling, WeightManifest
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from forge_core.component import BuildContext, Selection
+from forge_core import BuildContext, Selection
 from forge_core.processes.frames import dumps
 
 DEADLINE = 300.0

@@ -10,13 +10,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from forge_core import RunStopped, hookimpl
-from forge_core.run.records import StepRecord
+from forge_core import RunStopped, StepRecord, hookimpl
+from forge_core.run.checkpoint import CheckpointStore
 from forge_core.testing.command import process_environ
 from forge_core.testing.shapes import tiny_shape
 
@@ -155,16 +156,8 @@ class Run:
         Args:
             service: beginning of the name, such as ``generator`` or ``generator-1``; "": all.
         """
-        found = []
-        for process in Path("/proc").iterdir():
-            if process.name.isdigit():
-                try:
-                    output = os.readlink(process / "fd" / "1")
-                except OSError:
-                    continue
-                if output.startswith(f"{self.output}/") and f"/logs/{service}" in output:
-                    found.append(int(process.name))
-        return found
+        folder = f"{self.output}/"
+        return printing_to(lambda file: file.startswith(folder) and f"/logs/{service}" in file)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; fails when the run ends before."""
@@ -190,3 +183,46 @@ class Run:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def printing_to(log: Callable[[str], bool]) -> list[int]:
+    """Processes whose output goes to a file, or through a pipe to one whose own output does.
+
+    Args:
+        log: whether the path of a file is meant.
+    """
+    outputs: dict[int, str] = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with suppress(OSError):
+                outputs[int(process.name)] = os.readlink(process / "fd" / "1")
+    directly = {pid for pid, output in outputs.items() if log(output)}
+    pipes = {file for pid in directly for file in _open_files(pid) if file.startswith("pipe:")}
+    return [pid for pid, output in outputs.items() if pid in directly or output in pipes]
+
+
+def _open_files(pid: int) -> set[str]:
+    files = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                files.add(os.readlink(descriptor))
+    return files
+
+
+def checkpoints_of(run: Path) -> dict[Path, str]:
+    """The checkpoints of a run folder, oldest first, and what is wrong with each.
+
+    Returns:
+        folder -> why its manifest does not prove it; empty where it does.
+    """
+    store = CheckpointStore(run / "checkpoints", keep=1)
+    found: dict[Path, str] = {}
+    for step in store.steps():
+        try:
+            store.verify(step)
+        except Exception as error:
+            found[store.path(step)] = str(error) or type(error).__name__
+        else:
+            found[store.path(step)] = ""
+    return found

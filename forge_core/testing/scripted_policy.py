@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.seeding import derive_seed
-from forge_core.types import Completion, Sampling
+from forge_core import Completion, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,7 +28,7 @@ class ScriptedPolicy:
         self.completions: list[Completion] = []
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
-        """As ``forge_core.protocols.Generator.generate``. All logprobs and versions differ from
+        """As ``forge_core.Generator.generate``. All logprobs and versions differ from
         those of tokens that were not sampled (0 and -1)."""
         self.calls.append((list(prompt), sampling))
         completions = [self._complete(sampling.seed, index) for index in range(sampling.n)]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Settings
-from forge_core.errors import UsageError
+from forge_core.contracts.component import BuildContext, Component
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.settings import Settings
 
 if TYPE_CHECKING:
-    from forge_core.protocols import Tracker
+    from forge_core.contracts.protocols import Tracker
     from forge_core.trackers.jsonl import JsonlTracker
     from forge_core.trackers.tensorboard import TensorboardTracker
 
@@ -40,12 +41,14 @@ class TensorboardSettings(Settings):
 def build_console(settings: ConsoleSettings, context: BuildContext) -> Tracker:
     from rich.console import Console
 
+    from forge_core import streams
     from forge_core.trackers.live import LiveView, can_draw
     from forge_core.trackers.plain import PlainLog
 
     console = Console(highlight=False)
     if settings.view == "live" or (settings.view == "auto" and can_draw(console)):
         return LiveView(console)
+    streams.show_everything(console.file)
     return PlainLog(console.file, settings.interval)
 
 
@@ -80,12 +83,14 @@ CONSOLE = Component(
     settings=ConsoleSettings,
     build=build_console,
     summary="live view on a terminal, plain lines in a log",
+    default=True,
 )
 JSONL = Component(
     name="jsonl",
     settings=JsonlSettings,
     build=build_jsonl,
     summary="metrics, episodes and events as lines of JSON in the run folder",
+    default=True,
 )
 TENSORBOARD = Component(
     name="tensorboard",

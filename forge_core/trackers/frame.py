@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from forge_core.run.records import Event
+from forge_core.contracts.records import Event
 from forge_core.trackers.curves import Point, bounds, curve, finite
 from forge_core.trackers.history import RunHistory, is_alarm
 from forge_core.trackers.wording import duration, number, one_line
@@ -252,7 +252,7 @@ def _episode(history: RunHistory, width: int, height: int) -> list[Text]:
     if episode.task.answer is not None:
         rewards.append("  answer ", LABEL)
         rewards.append(one_line(episode.task.answer))
-    for part in episode.failures:
+    for part in episode.all_failures:
         rewards.append(f"  {part} failed", "red")
     named = f"step {history.episode_step:,} · task {one_line(episode.task.id)}"
     return [

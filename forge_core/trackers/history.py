@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord
+from forge_core.contracts.records import Event, RunInfo, StageInfo, StepRecord
+from forge_core.contracts.types import Episode
 from forge_core.trackers.curves import Point
-from forge_core.types import Episode
+from forge_core.trackers.lines import METRICS, JsonLines
 
 CURVES = (
     "reward/mean",
@@ -64,17 +66,29 @@ class RunHistory:
 
     def __post_init__(self) -> None:
         self.components = self.run.components
+        self.scores += [(float(each.step), each.score) for each in self.run.evaluations]
 
     def add_step(self, record: StepRecord, now: float) -> None:
         if self.recorded:  # the first step of a stage also pays for what is started with it
             self._intervals.append(now - self.recorded)
         self.record, self.recorded = record, now
+        self._add_points(record.step, record.metrics)
+
+    def _add_points(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name in CURVES:
-            if name in record.metrics:
+            value = metrics.get(name)
+            if isinstance(value, int | float):
                 points = self.curves.setdefault(name, [])
-                points.append((float(record.step), record.metrics[name]))
+                points.append((float(step), value))
                 if len(points) > MOST_POINTS:
                     points[:] = _halved(points)
+
+    def _add_earlier(self, stage: str) -> None:
+        """The steps of the stage that earlier processes of the run did, as far as it kept them."""
+        if self.run.resumed_from is not None:
+            for _, line in JsonLines(self.run.folder / METRICS, self.run.resumed_from):
+                if line.get("stage") == stage:
+                    self._add_points(line["step"], line)
 
     def add_event(self, event: Event) -> None:
         self.events.append(event)
@@ -85,6 +99,7 @@ class RunHistory:
             self.recorded = 0.0
             self._intervals.clear()
             self.curves.clear()
+            self._add_earlier(self.stage_info.name)
         elif event.kind == "evaluation":
             self.scores.append((float(event.data["step"]), float(event.data["score"])))
 

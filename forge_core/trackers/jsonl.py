@@ -7,19 +7,20 @@ differ there and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from forge_core.run.records import Event, RunInfo, StepRecord, Summary
-from forge_core.types import Episode
+from forge_core.contracts.errors import RunFailed
+from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
+from forge_core.contracts.types import Episode
+from forge_core.trackers.lines import METRICS, JsonLines
 
-METRICS = "metrics.jsonl"
 EPISODES = "episodes.jsonl"
 EVENTS = "events.jsonl"
 
@@ -34,6 +35,9 @@ class JsonlTracker:
         episodes: most episodes written in a step.
     """
 
+    record = True
+    """The run's own record: what it cannot write fails the run."""
+
     def __init__(self, episodes: int) -> None:
         self._episodes = episodes
         self._files: dict[str, TextIO] = {}
@@ -41,10 +45,15 @@ class JsonlTracker:
 
     def start(self, run: RunInfo) -> None:
         """Open the files. Lines of steps that a resumed run does again are cut off."""
-        for name in (METRICS, EPISODES):
-            cut_after(run.folder / name, run.resumed_from or 0)
-        for name in (METRICS, EPISODES, EVENTS):
-            self._files[name] = (run.folder / name).open("a", encoding="utf-8")
+        for lines in files_of(run.folder, run.resumed_from or 0):
+            lines.restore()
+        with contextlib.ExitStack() as opened:
+            files = {
+                name: opened.enter_context((run.folder / name).open("a", encoding="utf-8"))
+                for name in (METRICS, EPISODES, EVENTS)
+            }
+            opened.pop_all()
+        self._files.update(files)
         self._write_event(time.time(), "run_started", f"run {run.name}", asdict(run))
 
     def step(self, record: StepRecord) -> None:
@@ -81,39 +90,44 @@ class JsonlTracker:
 
     def finish(self, summary: Summary) -> None:
         """Write how the run ended and close the files."""
-        if self._files:
-            self._write_event(time.time(), "run_finished", summary.message, asdict(summary))
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        try:
+            if self._files:
+                self._write_event(time.time(), "run_finished", summary.message, asdict(summary))
+        finally:
+            for file in self._files.values():
+                with contextlib.suppress(OSError):  # what could not be written has been reported
+                    file.close()
+            self._files.clear()
 
     def _write_event(self, at: float, kind: str, message: str, data: Mapping[str, Any]) -> None:
         self._write(EVENTS, {"time": at, "kind": kind, "message": message, "data": data})
 
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
         file = self._files[name]
-        file.write(json.dumps(_plain(line), allow_nan=False) + "\n")
-        file.flush()
-
-
-def cut_after(path: Path, step: int) -> None:
-    """Keep the lines up to a step, in order; drop later ones and one cut short by a crash.
-
-    Atomic: the file is replaced or stays as it is.
-    """
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+        text = json.dumps(_plain(line), allow_nan=False) + "\n"
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:  # the process died while it wrote this one
-            continue
-        if record["step"] <= step:
-            kept.append(line + "\n")
-    aside = path.with_name(path.name + ".aside")
-    aside.write_text("".join(kept), encoding="utf-8")
-    os.replace(aside, path)
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            raise RunFailed(f"{file.name}: cannot be written: {error.strerror}") from error
+
+
+def files_of(folder: Path, step: int) -> list[JsonLines]:
+    """The three files of a run folder, as far as they go up to a step."""
+    return [
+        JsonLines(folder / METRICS, step),
+        JsonLines(folder / EPISODES, step),
+        JsonLines(folder / EVENTS),
+    ]
+
+
+def troubles(folder: Path, step: int) -> list[str]:
+    """What is wrong with the files of a run that goes on from a step, one line each."""
+    return [
+        line
+        for lines in files_of(folder, step)
+        for line in lines.troubles(complete=lines.path.name == METRICS)
+    ]
 
 
 def _described(episode: Episode) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def _described(episode: Episode) -> dict[str, Any]:
         "rewards": episode.rewards,
         "advantage": episode.advantage,
         "truncated": episode.truncated,
-        "failures": episode.failures,
+        "failures": episode.all_failures,
         "tokens": episode.tokens,
         "versions": episode.versions,
     }

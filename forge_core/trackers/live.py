@@ -11,11 +11,12 @@ from rich.console import Console, Group
 from rich.control import Control
 from rich.live import Live
 
-from forge_core.run.records import Event, RunInfo, StepRecord, Summary
+from forge_core import streams
+from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
+from forge_core.contracts.types import Episode
 from forge_core.trackers.frame import frame
 from forge_core.trackers.history import RunHistory
 from forge_core.trackers.summary import summary_lines
-from forge_core.types import Episode
 
 REFRESH_PER_SECOND = 4.0
 
@@ -40,6 +41,19 @@ def can_draw(console: Console) -> bool:
     )
 
 
+class _Picture(Live):
+    """A live display whose own thread does not end in a traceback."""
+
+    failure: BaseException | None = None
+
+    def refresh(self) -> None:
+        if self.failure is None:
+            try:
+                super().refresh()
+            except (Exception, SystemExit) as error:  # raised where the run's thread is told of it
+                self.failure = error
+
+
 class LiveView:
     """Draws a run from a thread of its own, so that it moves on while a step blocks the loop.
 
@@ -56,13 +70,13 @@ class LiveView:
         self._clock = clock
         self._lock = threading.Lock()
         self._history: RunHistory | None = None
-        self._live: Live | None = None
+        self._live: _Picture | None = None
         self._size = console.size
         self._episode_since = 0.0
 
     def start(self, run: RunInfo) -> None:
         self._history = RunHistory(run, self._clock())
-        self._live = Live(
+        self._live = _Picture(
             get_renderable=self._picture,
             console=self._console,
             refresh_per_second=REFRESH_PER_SECOND,
@@ -72,11 +86,13 @@ class LiveView:
         self._live.start()
 
     def step(self, record: StepRecord) -> None:
+        self._check()
         assert self._history is not None
         with self._lock:
             self._history.add_step(record, self._clock())
 
     def event(self, event: Event) -> None:
+        self._check()
         assert self._history is not None
         with self._lock:
             self._history.add_event(event)
@@ -94,6 +110,13 @@ class LiveView:
             self._live.stop()
         for line in summary_lines(self._history, summary):
             self._console.print(line, soft_wrap=True)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise what drawing has raised."""
+        streams.check(self._console.file)
+        if self._live is not None and self._live.failure is not None:
+            raise self._live.failure
 
     def _picture(self) -> Group:
         assert self._history is not None

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from forge_core.run.records import Event, RunInfo, StepRecord, Summary
+from forge_core import streams
+from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
+from forge_core.contracts.types import Episode
 from forge_core.trackers.history import RunHistory, is_alarm
 from forge_core.trackers.summary import summary_lines
 from forge_core.trackers.wording import duration, number
-from forge_core.types import Episode
 
 _VALUES = (("reward", "reward/mean"), ("loss", "loss"), ("kl", "kl"))
 _RATES = (("sampled", "generated_tokens_per_second"), ("train", "train_tokens_per_second"))
@@ -33,6 +34,7 @@ class PlainLog:
         self._clock = clock
         self._history: RunHistory | None = None
         self._due = 0.0
+        self._lost = False
 
     def start(self, run: RunInfo) -> None:
         self._history = RunHistory(run, self._clock())
@@ -69,8 +71,18 @@ class PlainLog:
             self._line(line.plain)
 
     def _line(self, text: str) -> None:
-        self._file.write(text.rstrip() + "\n")
-        self._file.flush()
+        try:
+            self._file.write(text.rstrip() + "\n")
+            self._file.flush()
+            streams.check(self._file)
+        except OSError as error:
+            if not self._lost:
+                self._lost = True
+                folder = self._history.run.folder if self._history is not None else "?"
+                streams.say(
+                    f"warning: standard output: {error.strerror}; the run goes on in {folder}"
+                )
+            raise
 
 
 def _elapsed(history: RunHistory, at: float) -> str:

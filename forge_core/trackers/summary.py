@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.text import Text
 
 from forge_core.command import forge_command
-from forge_core.errors import UsageError
-from forge_core.run.records import Evaluation, Outcome, Summary
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.records import Evaluation, Outcome, Summary
 from forge_core.trackers.curves import sparkline
 from forge_core.trackers.history import RunHistory, is_alarm
-from forge_core.trackers.jsonl import EPISODES, EVENTS, METRICS
+from forge_core.trackers.jsonl import EPISODES, EVENTS
+from forge_core.trackers.lines import METRICS
 from forge_core.trackers.wording import duration, number
 
 _MARKS: dict[Outcome, tuple[str, str]] = {
@@ -114,8 +115,7 @@ def _next(summary: Summary) -> list[Text]:
     if summary.outcome != "finished" and summary.checkpoint is not None:
         commands.insert(0, (f"{forge} run --resume {folder}", "go on from the checkpoint"))
     else:
-        config = folder / "config.yaml"
-        commands.append((f"{forge} config show {config}", "every value it ran with"))
+        commands.append((f"{forge} config show {folder}", "every value it ran with"))
     if summary.outcome == "finished" and summary.checkpoint is not None:
         commands.insert(0, (f"{forge} chat {folder}", "talk with the model"))
     width = max(len(command) for command, _ in commands)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.run.records import Event, RunInfo, StepRecord, Summary
-from forge_core.types import Episode
+from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
+from forge_core.contracts.types import Episode
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from forge_core import BuildContext, Component, Preset, Settings, hookimpl
-from forge_core.app import Forge
-from forge_core.config.resolve import RunConfig, resolve
+from forge_core import BuildContext, Component, Forge, Preset, RunConfig, Settings, hookimpl
+from forge_core.config.resolve import resolve
 from forge_core.plugins.catalog import Catalog
 
 
@@ -94,8 +93,9 @@ def build(settings: Settings, context: BuildContext) -> Settings:
     return settings
 
 
-def component(name: str, settings: type[Settings]) -> Component[Any]:
-    return Component(name=name, settings=settings, build=build, summary=f"the {name} one")
+def component(name: str, settings: type[Settings], *, default: bool = False) -> Component[Any]:
+    summary = f"the {name} one"
+    return Component(name=name, settings=settings, build=build, summary=summary, default=default)
 
 
 class World:
@@ -106,12 +106,12 @@ class World:
 
     @hookimpl
     def forge_generators(self) -> Iterator[Component[Any]]:
-        yield component("torch", TorchGenerator)
+        yield component("torch", TorchGenerator, default=True)
         yield component("remote", RemoteGenerator)
 
     @hookimpl
     def forge_trainers(self) -> Iterator[Component[Any]]:
-        yield component("torch", TorchTrainer)
+        yield component("torch", TorchTrainer, default=True)
         yield component("sharded", ShardedTrainer)
 
     @hookimpl
@@ -127,15 +127,15 @@ class World:
 
     @hookimpl
     def forge_environments(self) -> Iterator[Component[Any]]:
-        yield component("single_turn", Nothing)
+        yield component("single_turn", Nothing, default=True)
 
     @hookimpl
     def forge_transports(self) -> Iterator[Component[Any]]:
-        yield component("memory", Nothing)
+        yield component("memory", Nothing, default=True)
 
     @hookimpl
     def forge_recipes(self) -> Iterator[Component[Any]]:
-        yield component("sft", Sft)
+        yield component("sft", Sft, default=True)
         yield component("grpo", Grpo)
 
     @hookimpl

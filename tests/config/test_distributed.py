@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge_core import ConfigError
-from forge_core.config.resolve import RunConfig
+from forge_core import ConfigError, RunConfig
 
 Read = Callable[..., RunConfig]
 

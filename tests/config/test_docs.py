@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.app import Forge
+from forge_core import Forge
 from forge_core.config.resolve import resolve
 from forge_core.testing.command import CommandResult
 

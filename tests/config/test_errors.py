@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import ConfigError, Forge, PluginError
-from forge_core.config.resolve import RunConfig, resolve
+from forge_core import ConfigError, Forge, PluginError, RunConfig
+from forge_core.config.resolve import resolve
+from forge_core.plugins.catalog import Catalog
 from forge_core.testing.command import CommandResult
 
 Read = Callable[..., RunConfig]
@@ -51,7 +52,7 @@ TRAINING = (
         ),
         (
             "training: {betas: [0.9, high]}\n",
-            "a.yaml:1: training.betas[1]: must be a number; not high",
+            "a.yaml:1: training.betas[1]: must be a number, at least 0, below 1; not high",
         ),
         (
             "training: {betas: [0.9]}\n",
@@ -59,7 +60,8 @@ TRAINING = (
         ),
         (
             "training: {betas: 0.9}\n",
-            "a.yaml:1: training.betas: must be a list [a number, a number]; not '0.9'",
+            "a.yaml:1: training.betas: must be a list [a number, at least 0, below 1, a number, "
+            "at least 0, below 1]; not '0.9'",
         ),
         (
             "training: {steps: {a: 1}}\n",
@@ -213,8 +215,8 @@ def test_a_default_that_is_not_installed_is_missed_only_where_it_was_meant(
     with pytest.raises(ConfigError) as caught:
         resolve(catalog, {"trainer": {"fused": True}, "loss": {"use": "torch"}}, environ={})
     assert [problem.partition("; ")[0] for problem in caught.value.problems] == [
-        "default: recipe: no recipe is called 'sft'",
-        "default: trainer.use: no trainer is called 'torch'",
+        "recipe: no recipe is chosen",
+        "mapping: trainer: no trainer is chosen",
         "mapping: loss.use: no loss is called 'torch'",
     ]
 
@@ -228,11 +230,30 @@ def test_data_that_yaml_cannot_hold(components: object) -> None:
         )
 
 
-def test_a_recipe_that_oversteps_is_the_plugins_fault() -> None:
-    from forge_core.config.layers import recipe_layer
-
-    with pytest.raises(PluginError, match="recipe x: section_defaults cannot set model, recipe"):
-        recipe_layer("x", {"recipe": {"use": "y"}, "model": {"name": "z"}})
+@pytest.mark.parametrize(
+    ("defaults", "error", "line"),
+    [
+        (
+            {"recipe": {"use": "y"}, "model": {"name": "z"}},
+            PluginError,
+            "recipe grpo: section_defaults cannot set model, recipe",
+        ),
+        ({"stages": {"a": {}}}, PluginError, "recipe grpo: section_defaults cannot set stages"),
+        ({"los": {}}, ConfigError, "recipe grpo: los: unknown section; did you mean loss?"),
+    ],
+)
+def test_a_recipe_that_oversteps_is_the_plugins_fault(
+    catalog: Catalog,
+    monkeypatch: pytest.MonkeyPatch,
+    defaults: dict[str, object],
+    error: type[Exception],
+    line: str,
+) -> None:
+    settings = catalog.get("recipe", "grpo").settings
+    monkeypatch.setattr(settings, "section_defaults", defaults)
+    with pytest.raises(error) as caught:
+        resolve(catalog, None, ["recipe.use=grpo"], environ={})
+    assert str(caught.value).startswith(line)
 
 
 @pytest.mark.parametrize("command", ["show", "explain"])

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import ConfigError
+from forge_core import ConfigError, RunConfig
 from forge_core.config.explain import differences, explain
-from forge_core.config.resolve import RunConfig
 
 Read = Callable[..., RunConfig]
 Write = Callable[[str, str], Path]

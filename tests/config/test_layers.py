@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import ConfigError
-from forge_core.config.resolve import RunConfig, resolve
+from forge_core import ConfigError, RunConfig
+from forge_core.config.effective import to_yaml
+from forge_core.config.resolve import resolve
 from forge_core.plugins.catalog import Catalog
 
 Read = Callable[..., RunConfig]
@@ -429,7 +430,7 @@ def test_what_a_source_may_be(read: Read, write: Write) -> None:
     assert read({"training": {"seed": 3}}).name == "run"
     assert read({"name": "mine"}).name == "mine"
     assert read(write("some.yaml", "")).name == "some"
-    write("runs/one/config.yaml", read("two-stages").to_yaml())
+    write("runs/one/config.yaml", to_yaml(read("two-stages").tree))
     assert read("runs/one") == read("two-stages")
     write("empty/x", "")
     assert problems(read, "empty") == ["empty: a folder without config.yaml, so not a run folder"]

@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from forge_core import BuildContext, Component, Location, Settings, hookimpl
-from forge_core.app import Forge
-from forge_core.config.resolve import RunConfig, resolve
+from forge_core import BuildContext, Component, Forge, Location, RunConfig, Settings, hookimpl
+from forge_core.config.resolve import resolve
 
 
 class Device(Settings):
@@ -34,20 +33,31 @@ class World:
     @hookimpl
     def forge_generators(self) -> Iterator[Component[Any]]:
         yield Component(
-            name="torch", settings=Device, build=build, location=location, summary="somewhere"
+            name="torch",
+            settings=Device,
+            build=build,
+            location=location,
+            summary="somewhere",
+            default=True,
         )
         yield Component(name="plain", settings=Settings, build=build, summary="says nothing")
 
     @hookimpl
     def forge_trainers(self) -> Iterator[Component[Any]]:
         yield Component(
-            name="torch", settings=Device, build=build, location=location, summary="somewhere"
+            name="torch",
+            settings=Device,
+            build=build,
+            location=location,
+            summary="somewhere",
+            default=True,
         )
 
     @hookimpl
     def forge_transports(self) -> Iterator[Component[Any]]:
-        for name in ("memory", "shm", "cuda_ipc"):
-            yield Component(name=name, settings=Settings, build=build, summary=name)
+        for name, reach in (("shm", "one_host"), ("memory", "one_process"), ("ipc", "cuda_only")):
+            says: Any = {reach: True, "default": True}
+            yield Component(name=name, settings=Settings, build=build, summary=name, **says)
 
     @hookimpl
     def forge_runtimes(self) -> Iterator[Component[Any]]:
@@ -55,7 +65,9 @@ class World:
 
     @hookimpl
     def forge_recipes(self) -> Iterator[Component[Any]]:
-        yield Component(name="sft", settings=Settings, build=build, summary="imitation")
+        yield Component(
+            name="sft", settings=Settings, build=build, summary="imitation", default=True
+        )
 
 
 @pytest.fixture
@@ -82,8 +94,8 @@ def config() -> Callable[..., RunConfig]:
         (["trainer.procs=2", "trainer.device=cuda"], "shm"),
         (["generator.engine=true", "generator.device=cuda"], "shm"),
         # On its GPUs.
-        (["trainer.device=cuda", "generator.device=cuda", "generator.engine=true"], "cuda_ipc"),
-        (["trainer.device=cuda", "generator.device=cuda", "generator.with_gpus=true"], "cuda_ipc"),
+        (["trainer.device=cuda", "generator.device=cuda", "generator.engine=true"], "ipc"),
+        (["trainer.device=cuda", "generator.device=cuda", "generator.with_gpus=true"], "ipc"),
         (["trainer.device=cuda", "generator.use=plain", "generator.with_gpus=true"], "shm"),
         # Of several hosts.
         (["runtime.use=cluster", "trainer.device=cuda", "generator.device=cuda"], "shm"),

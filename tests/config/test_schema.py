@@ -9,9 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from forge_core import Component, PluginError, Settings, UsageError, hookimpl
-from forge_core.app import Forge
-from forge_core.config.resolve import RunConfig
+from forge_core import Component, Forge, PluginError, RunConfig, Settings, UsageError, hookimpl
 from forge_core.config.schema import component_schema, config_schema, describe
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
@@ -77,14 +75,17 @@ def test_one_component(catalog: Catalog) -> None:
         "env",
         "routing",
         "concurrency",
+        "deadline",
         "outage_limit",
+        "restarts",
+        "restart_delay",
         "url",
     }
     assert accepts(schema, {"use": "remote", "url": "http://x"})
     assert not accepts(schema, {"use": "torch"})
     with pytest.raises(PluginError, match="no loss is called 'grop'"):
         component_schema(catalog, "loss", "grop")
-    with pytest.raises(UsageError, match=r"no family is called 'losses' \(allowed: recipe, "):
+    with pytest.raises(UsageError, match=r"no family is called 'losses' \(allowed: generator, "):
         component_schema(catalog, "losses", "grpo")
 
 

@@ -1,4 +1,4 @@
-"""The loss and the environment that ``docs/`` shows keep their contracts."""
+"""The loss, the environment and the tracker that ``docs/`` shows keep their contracts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from forge_core import BuildContext, Component, Selection, Settings, Task
 from forge_core.testing.conformance.environment import EnvironmentConformance
 from forge_core.testing.conformance.loss import LossConformance
+from forge_core.testing.conformance.tracker import TrackerConformance
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -48,6 +49,17 @@ class TestGuess(EnvironmentConformance):
     @pytest.fixture
     def tasks(self) -> Sequence[Task]:
         return [Task("guess", "", answer="5")]
+
+
+class TestCsv(TrackerConformance):
+    @pytest.fixture
+    def selection(self) -> Selection[Any]:
+        (component,) = example("trackers.md")["forge_trackers"]()
+        settings = component.settings()
+        return Selection(family="tracker", component=component, settings=settings)
+
+    def steps_shown(self, folder: Path) -> Sequence[int]:
+        return [int(line.split(",")[0]) for line in (folder / "loss.csv").read_text().split()]
 
 
 async def test_the_environment_says_what_the_page_says() -> None:

@@ -14,7 +14,7 @@ from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.types import Prompt
+    from forge_core import Prompt
 
 CHAT = (Message("system", "Be brief."), Message("user", "1+1?"))
 NEWLINES = ("Ċ", "Ċ")

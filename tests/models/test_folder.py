@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forge_core.config.sections import ModelInit, ModelSection
-from forge_core.errors import ConfigError, DataError
+from forge_core import ConfigError, DataError, ModelInit, ModelSection
 from forge_core.models.folder import check_folder, load_model, load_tokenizer, materialize
 
 TINY = {

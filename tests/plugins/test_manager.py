@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr, create_model
 
 from forge_core import Component, PluginError, Preset, Settings, hookimpl, hookspec
 from forge_core.plugins.manager import PluginManager
@@ -244,6 +244,49 @@ def test_a_bad_component_breaks_its_plugin(item, cause):
         PluginManager([Plugin(item)], discover=False)
     assert cause in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "family", "key"),
+    [
+        ("forge_losses", "loss", "use"),
+        ("forge_environments", "environment", "deadline"),
+        ("forge_datasets", "dataset", "retries"),
+        ("forge_rewards", "reward", "failure_reward"),
+        ("forge_trainers", "trainer", "procs"),
+    ],
+)
+def test_a_setting_called_like_a_key_of_the_kernel_breaks_its_plugin(hook, family, key):
+    """It would never reach the component."""
+    settings = create_model("Taken", __base__=Settings, **{key: (int, 1)})
+    plugin = SimpleNamespace(__name__="acme")
+    setattr(plugin, hook, hookimpl(lambda: [component(settings=settings)]))
+    with pytest.raises(PluginError) as caught:
+        PluginManager([plugin], discover=False)
+    assert str(caught.value).endswith(
+        f"{hook}: component 'mine': setting {key!r} has the name of a key that every {family} has "
+        "in a config; rename it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("api_key", str), ("wandb_api_key", str | None), ("password", str), ("login", SecretStr)],
+)
+def test_a_setting_that_is_a_secret_breaks_its_plugin(name, kind):
+    settings = create_model("Secret", __base__=Settings, **{name: (kind, "hunter2")})
+    with pytest.raises(PluginError) as caught:
+        PluginManager([Plugin(component(settings=settings))], discover=False)
+    assert f"setting {name!r} is a secret" in str(caught.value)
+    assert f"take {name}_file or {name}_env" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["api_key_file", "api_key_env", "pad_token", "key", "answer_key"])
+def test_a_setting_that_only_sounds_like_a_secret_is_none(name):
+    settings = create_model("Fine", __base__=Settings, **{name: (str, "x")})
+    manager = PluginManager([Plugin(component(settings=settings))], discover=False)
+    assert manager.catalog.names("loss") == ["mine"]
 
 
 def test_a_name_twice_in_one_plugin_breaks_it():

@@ -34,6 +34,7 @@ def test_the_page_for_programs(install, run_forge):
         "family": "reward",
         "name": "short",
         "summary": "1 if short",
+        "default": False,
         "provider": "acme-good",
         "plugin": "good",
     } in page["components"]

@@ -9,10 +9,21 @@ import sys
 
 import pytest
 
-from forge_core import BuildContext, RewardSample, Sampling, Selection, Task, UsageError
-from forge_core.app import Forge
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.protocols import Generator, Loss, Reward
+from forge_core import (
+    BuildContext,
+    DistributedSection,
+    Forge,
+    Generator,
+    Loss,
+    ModelSection,
+    Reward,
+    RewardSample,
+    Sampling,
+    Selection,
+    Task,
+    TrainingSection,
+    UsageError,
+)
 from forge_core.testing.command import run_as_process
 
 
@@ -63,7 +74,7 @@ def test_the_reward(acme_forge):
 def test_the_loss(acme_forge):
     import torch
 
-    from forge_core.tensors.batch import LossBatch
+    from forge_core import LossBatch
 
     loss = component(acme_forge, "loss", "keep_good").build(None, None)
     assert isinstance(loss, Loss)

@@ -15,15 +15,17 @@ import pytest
 from forge_core import (
     BuildContext,
     Component,
+    DistributedSection,
     Episode,
+    ModelSection,
     Placement,
+    RewardPart,
     Selection,
     Settings,
     Task,
+    TrainingSection,
     UsageError,
 )
-from forge_core.config.resolve import RewardPart
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.rewards.pool import RewardPool
 
 
@@ -39,6 +41,12 @@ def run_apart(way, file):
             subprocess.Popen(["sh", "-c", script], start_new_session=True)
         case "daemon":  # whose parent ends at once
             subprocess.run(["sh", "-c", f"setsid sh -c '{script}' &"], check=True)
+        case "double fork":
+            if not os.fork():
+                os.setsid()
+                if not os.fork():
+                    os.execvp("sh", ["sh", "-c", script])
+                os._exit(0)
     while not (Path(file).exists() and len(Path(file).read_text().split()) == 2):
         time.sleep(0.01)
 
@@ -62,7 +70,7 @@ class Scripted:
                 while True:
                     pass
             case "sandbox":  # the usual ways to run a program apart
-                way, _, file = argument.partition(" ")
+                way, _, file = argument.rpartition(" ")
                 run_apart(way, file)
                 if way.endswith("ends"):
                     os._exit(1)
@@ -90,6 +98,9 @@ class Scripted:
                 os.write(1, b"to the descriptor\n")
                 subprocess.run(["echo", "from a child"], check=True)
                 return float(len(sys.stdin.read()))
+            case "flood":
+                print("x" * int(argument))
+                return 1.0
             case "return":
                 return eval(argument)
             case "pid":
@@ -180,16 +191,20 @@ def context():
 
 @pytest.fixture
 async def pool_of(context, tmp_path):
-    """``pool_of(parts, replicas=1, ...)``: closed at the end; events are on ``pool.heard``."""
+    """``pool_of(parts, confinement=None, replicas=1, ...)``: closed at the end.
+
+    Events are on ``pool.heard``.
+    """
     pools = []
 
-    def make(parts, **placement):
+    def make(parts, confinement=None, **placement):
         heard = []
         pool = RewardPool(
             parts,
             context,
             placement=Placement(**placement),
             log=tmp_path / "rewards.log",
+            confinement=confinement,
             on_event=lambda kind, message, data: heard.append((kind, message)),
         )
         pool.heard = heard

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import Component, RunFailed, Selection, Settings, UsageError
-from forge_core.config.resolve import RewardPart
+from forge_core import Component, RewardPart, RunFailed, Selection, Settings, UsageError
 
 SCRIPT = """
-    import asyncio, dataclasses, os, pathlib, re, subprocess, sys
+    import asyncio, dataclasses, os, pathlib, re, subprocess, sys, threading
     from forge_core import BuildContext, Component, Episode, Placement, Selection, Settings, Task
     from forge_core.config.resolve import RewardPart
     from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
@@ -71,6 +70,8 @@ SCRIPT = """
             await pool.score(episodes)
             await pool.score(episodes[:1])  # the others may have left no judge to close
             await pool.close()
+            while any(each.name.startswith("forge-rewards") for each in threading.enumerate()):
+                await asyncio.sleep(0.01)  # temporary files are being removed
             print(len(os.listdir("/proc/self/fd")))
 
     asyncio.run(count_descriptors() if sys.argv[2] == "count" else main())
@@ -135,7 +136,7 @@ async def test_a_passed_deadline_kills_what_the_reward_started(
     until_gone(*read_pids(tmp_path / "pids"))
 
 
-@pytest.mark.parametrize("way", ["timeout", "group", "session", "daemon"])
+@pytest.mark.parametrize("way", ["timeout", "group", "session", "daemon", "double fork"])
 async def test_a_passed_deadline_kills_sandboxes(
     pool_of, part, episodes, tmp_path, until_gone, way
 ):

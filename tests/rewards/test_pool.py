@@ -9,6 +9,7 @@ import time
 import pytest
 
 from forge_core import Completion, Episode, RunFailed, Task, Turn, UsageError
+from forge_core.processes.logs import LOG_LIMIT
 from forge_core.rewards import judge as judge_module
 from forge_core.rewards import pool as pool_module
 
@@ -257,6 +258,17 @@ async def test_printing_and_reading_do_not_touch_the_channel(
     for line in ("hello there", "to the descriptor", "from a child"):
         assert line in log
     assert capfd.readouterr() == ("", "")
+
+
+async def test_a_reward_that_prints_a_lot_fills_no_disk(pool_of, part, episodes, tmp_path):
+    pool = pool_of({"a": part()}, replicas=2)
+    scored = episodes(*["flood 60000000"] * 4)
+    await pool.score(scored)
+    await pool.close()
+    assert [episode.reward for episode in scored] == [1.0] * 4
+    sizes = {file.name: file.stat().st_size for file in tmp_path.glob("rewards.log*")}
+    assert set(sizes) == {"rewards.log", "rewards.log.1"}
+    assert all(size <= LOG_LIMIT + (1 << 16) for size in sizes.values())
 
 
 async def test_several_workers_judge_in_parallel_and_in_order(pool_of, part, episodes):

@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge_core import Completion, DataError, Episode, Group, Message, Sampling, Task
-from forge_core.errors import NoRoom, PromptRefused
+from forge_core import (
+    Completion,
+    DataError,
+    Episode,
+    FinishReason,
+    Group,
+    Message,
+    NoRoom,
+    Prompt,
+    PromptRefused,
+    Sampling,
+    Task,
+)
 from forge_core.models.prompts import encode_prompt
 from forge_core.rollout import Generate, rollout_group
 from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
 from forge_core.testing.scripted_policy import ScriptedPolicy
-from forge_core.types import FinishReason, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from forge_core import Forge, Selection
-from forge_core.component import BuildContext
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.run.cautions import HALF_STEP, bfloat16_weights, cautions
+from forge_core import (
+    BuildContext,
+    DistributedSection,
+    Forge,
+    ModelSection,
+    Selection,
+    TrainingSection,
+)
+from forge_core.models.precision import HALF_STEP, bfloat16_weights
+from forge_core.run.cautions import cautions
 from forge_core.testing.conformance.trainer import Nll, make_sequences
 from forge_core.testing.context import select
 from forge_core.testing.runs import small_config

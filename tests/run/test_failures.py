@@ -33,25 +33,6 @@ class Acme:
         setattr(self, hook, hookimpl(lambda: [component]))
 
 
-class Tracker:
-    """Raises in one method."""
-
-    def __init__(self, raises: str) -> None:
-        self.raises = raises
-        self.told: list[str] = []
-
-    def __getattr__(self, method: str) -> Any:
-        if method not in ("start", "step", "event", "episodes", "finish"):
-            raise AttributeError(method)
-
-        def tell(*_: Any) -> None:
-            self.told.append(method)
-            if method == self.raises:
-                raise ConnectionError("tracking server is gone")
-
-        return tell
-
-
 class Environment:
     """One turn whose parts are handed over."""
 
@@ -85,19 +66,6 @@ def fails(tmp_path: Path) -> Callable[..., tuple[ForgeError, list[Path]]]:
     return run
 
 
-@pytest.mark.parametrize("method", ["start", "step", "event", "episodes", "finish"])
-def test_a_tracker_that_raises_is_named(fails: Any, method: str) -> None:
-    tracker = Tracker(method)
-    error, (folder,) = fails(
-        Acme("forge_trackers", lambda *_: tracker), trackers={"console": None, "mine": {}}
-    )
-    assert isinstance(error, RunFailed)
-    expected = f"tracker mine: {method}: ConnectionError: tracking server is gone"
-    assert str(error) == expected
-    assert tracker.told.count(method) == 1, "it is told nothing after it has raised"
-    assert (folder / "summary.json").is_file()
-
-
 def _raises(completion: str) -> None:
     raise OSError("no sandbox")
 
@@ -109,22 +77,19 @@ async def _number(completion: str) -> int:
 @pytest.mark.parametrize(
     ("respond", "expected"),
     [
-        (_raises, "OSError: no sandbox (in respond() of environment Environment, task '"),
-        (lambda completion: None, "TypeError: respond must be a coroutine: write `async def`"),
-        (_number, "TypeError: respond returned a int; expected text or None"),
-        (
-            None,
-            "TypeError: start returned a Interaction; expected an object with prompt and",
-        ),
+        (_raises, "none was answered: environment 'mine' (plugin Acme): respond failed (task '"),
+        (_raises, ", turn 1): OSError: no sandbox"),
+        (lambda completion: None, "respond must be a coroutine: write `async def` (task '"),
+        (_number, "respond returned a int; expected text or None (task '"),
+        (None, "start returned a Interaction; expected an object with prompt and respond (task '"),
     ],
 )
 def test_an_environment_that_misbehaves_is_named(fails: Any, respond: Any, expected: str) -> None:
     plugin = Acme("forge_environments", lambda *_: Environment(respond))
     error, _ = fails(plugin, environment={"use": "mine"}, sampling={"max_tokens": 40})
     assert isinstance(error, RunFailed)
-    assert str(error).startswith("recipe grpo, after step 0: ")
     assert expected in str(error)
-    assert "of environment Environment" in str(error)
+    assert "environment 'mine' (plugin Acme): " in str(error)
 
 
 def test_a_generator_that_raises_is_named_with_its_replica(fails: Any) -> None:

@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RunFailed, Settings, TrainSequence, hookimpl
+from forge_core import (
+    Component,
+    Forge,
+    RunFailed,
+    Settings,
+    Step,
+    StepResult,
+    TrainSequence,
+    hookimpl,
+)
 from forge_core.models.prompts import encode_prompt
-from forge_core.run.step import Step
 from forge_core.testing.runs import lines_of, small_config
-from forge_core.types import StepResult
 
 
 class Recipe:
@@ -20,14 +27,16 @@ class Recipe:
     Args:
         publishes: after each step.
         trains: optimizer steps in each step.
+        tokens: that a step says it trained on; None: it says nothing.
     """
 
     requires = frozenset({"dataset", "trainer", "loss", "generator"})
     provides: frozenset[str] = frozenset()
 
-    def __init__(self, *, publishes: bool, trains: int = 1) -> None:
+    def __init__(self, *, publishes: bool, trains: int = 1, tokens: int | None = None) -> None:
         self.publishes = publishes
         self.trains = trains
+        self.tokens = tokens
 
     def plan(self, config: Any, dataset_length: int) -> int:
         steps: int = config.training.steps
@@ -41,6 +50,8 @@ class Recipe:
             sequence = TrainSequence(tokens=[*tokens, 3], loss_mask=[False] * len(tokens) + [True])
             for _ in range(self.trains):
                 await trainer.train_step.route([[sequence]])
+            if self.tokens is not None:
+                step.record({"trained_tokens": self.tokens})
             if self.publishes:
                 await stage.publish()
 
@@ -95,6 +106,11 @@ def test_a_recipe_that_never_publishes_is_told(run: Any) -> None:
     assert "recipe 'mine' (stage 'mine') trains but does not publish" in warning
     assert "the last 2 steps sampled with version 0, which is 3 optimizer steps old" in warning
     assert "await stage.publish()" in warning
+
+
+def test_a_recipe_without_any_signal_has_nothing_to_publish(run: Any) -> None:
+    assert run(Recipe(publishes=False, tokens=0)) == []
+    assert len(run(Recipe(publishes=False, tokens=1))) == 1
 
 
 def test_a_schedule_that_would_end_too_early_stops_the_run(run: Any) -> None:

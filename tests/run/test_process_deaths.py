@@ -41,6 +41,17 @@ def test_a_killed_generator_comes_back_with_the_current_weights_and_the_run_ends
     assert run.ranks() == []
 
 
+def test_the_config_says_how_often_a_replica_is_started_again(runs):
+    run = runs({**CONFIG, "generator": {"isolate": True, "restarts": 0}})
+    run.until_step(2)
+    os.kill(rank(run, "generator"), signal.SIGKILL)
+    assert run.end() == 1
+    assert "no replica is left" in run.printed, run.printed
+    assert "was killed by SIGKILL" in run.printed
+    assert run.kinds()["replica_lost"] == 1
+    assert run.kinds()["replica_restarted"] == 0
+
+
 def test_a_killed_trainer_ends_the_run_with_its_cause_and_the_checkpoint_resumes(runs):
     run = runs(CONFIG)
     run.until_step(2)

@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RunStopped, Selection, Settings, TrainSequence, hookimpl
-from forge_core.config.sections import ModelSection, TrainingSection
+from forge_core import (
+    Component,
+    Forge,
+    ModelSection,
+    RunStopped,
+    Selection,
+    Settings,
+    TrainingSection,
+    TrainSequence,
+    hookimpl,
+)
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
 

@@ -43,7 +43,7 @@ def test_settings_of_the_optimizer_hold(stopped: Path) -> None:
     changed = {"training.weight_decay": 5.0, "training.betas": [0.5, 0.6]}
     summary = Forge().run(resume=stopped, overrides={**changed, "training.steps": 2})
     assert summary.folder == stopped
-    config = yaml.safe_load((stopped / "config.yaml").read_text())
+    config = yaml.safe_load((stopped / "resumes" / "1" / "config.yaml").read_text())
     assert config["training"]["weight_decay"] == 5.0
     assert summary.checkpoint is not None
     state = torch.load(summary.checkpoint / "trainer_state.pt", weights_only=True)

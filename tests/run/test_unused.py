@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from forge_core import Forge
+from forge_core.config.effective import to_yaml
 from forge_core.run.unused import unused_keys
 from forge_core.testing.runs import lines_of, small_config
 
@@ -128,7 +129,7 @@ def test_a_whole_config_names_what_the_short_one_names(tmp_path: Path) -> None:
     """``config.yaml`` holds every key; those that nobody set are no reason for a warning."""
     for sections in ({}, {"reward_workers": {"replicas": 2}}):
         config = Forge().resolve(supervised(**sections))
-        (tmp_path / "config.yaml").write_text(config.to_yaml())
+        (tmp_path / "config.yaml").write_text(to_yaml(config.tree))
         again = Forge().resolve(tmp_path / "config.yaml")
         assert unused_keys(again) == unused_keys(config)
 

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from forge_core import Placement
-from forge_core.protocols import Runtime
+from forge_core import Placement, Runtime
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.testing.conformance.runtime import ProcessRuntimeConformance, RuntimeConformance
 

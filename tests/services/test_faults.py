@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from forge_core import FanoutError, ReplicaDied, RunFailed
-from forge_core.services import Health, ServiceOptions
+from forge_core import FanoutError, ReplicaDied, RunFailed, ServiceOptions
+from forge_core.services import Health
 
 
 async def until(condition):
@@ -105,6 +105,12 @@ def test_restarts_are_spread_over_the_outage_limit():
     assert waits[1] < 2
     assert waits == sorted(waits)
     assert 0.9 * 600 < sum(waits) < 600
+
+
+def test_the_first_wait_can_be_set():
+    options = ServiceOptions(restarts=4, restart_delay=3)
+    assert [options.wait_before_restart(in_vain) for in_vain in range(4)] == [0, 3, 6, 12]
+    assert ServiceOptions(restarts=0).wait_before_restart(0) == 0
 
 
 async def test_an_engine_that_comes_back_within_the_outage_limit_is_used_again(site, start):
@@ -298,3 +304,21 @@ async def test_a_component_that_must_not_retry_fails_at_its_first_death(site, st
     site.stillborn = [0]
     with pytest.raises(ReplicaDied, match="SEGV"):
         await start(retry=False)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_a_call_that_hangs_is_a_death(site, start, blocks):
+    policy = await start(replicas=2, deadline=0.5)
+
+    async def hang() -> int:
+        if blocks:
+            time.sleep(600)
+        return await site.workers[0].held()
+
+    site.workers[0].index = hang
+    assert await asyncio.gather(policy.index.route(), policy.index.route()) == [1, 1]
+    assert site.events[0][1] == (
+        "policy: replica 0 died: it hangs: no answer within 0.5 s from index() (generator.deadline)"
+    )
+    await until(lambda: policy.status().replicas[0].health == Health.HEALTHY)
+    assert await policy.index.fanout() == [0, 1]

@@ -12,16 +12,20 @@ import pytest
 
 from forge_core import (
     Component,
+    Escaped,
     Placement,
+    ReplicaSpec,
     RunFailed,
     Selection,
+    ServiceOptions,
     Settings,
     UsageError,
 )
+from forge_core.processes.logs import LOG_LIMIT, older
 from forge_core.runtimes import together as together_module
 from forge_core.runtimes.devices import DeviceTable
 from forge_core.runtimes.local import LocalRuntime
-from forge_core.services import ReplicaSpec, Service, ServiceOptions
+from forge_core.services import Service
 from forge_core.testing.context import bare_context
 
 
@@ -78,6 +82,9 @@ class Rank:
             print("about to fall over")
             os.kill(os.getpid(), signal.SIGSEGV)
         raise ConnectionError("connection reset by peer")
+
+    def print(self, size):
+        print("x" * size)
 
     async def together(self):
         """How many calls are here once this one has let the others begin."""
@@ -149,7 +156,7 @@ async def test_two_ranks_from_environment_to_errors(pair, tmp_path, monkeypatch)
         await pair.raise_on.route((1,), UsageError("no such step"))
     with pytest.raises(RunFailed, match="Odd: odd"):
         await pair.raise_odd.route()
-    with pytest.raises(RunFailed, match="SystemExit: 3"):
+    with pytest.raises(Escaped, match="SystemExit: 3"):
         await pair.exit.route()
     with pytest.raises(TypeError, match="cannot be sent to another process"):
         await pair.double.route(threading.Lock())
@@ -158,6 +165,11 @@ async def test_two_ranks_from_environment_to_errors(pair, tmp_path, monkeypatch)
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
     assert "hello from 0" in logs["trainer-0-rank0.log"]
     assert "hello from 1" in logs["trainer-0-rank1.log"]
+    for _ in range(2):
+        await pair.print.route(LOG_LIMIT)
+    for path in (tmp_path / "logs" / f"trainer-0-rank{rank}.log" for rank in range(2)):
+        sizes = [path.stat().st_size, older(path).stat().st_size]
+        assert max(sizes) <= LOG_LIMIT + (1 << 16)
     # One rank fails in a collective and the others wait for it.
     monkeypatch.setattr(together_module, "GRACE", 0.1)
     with pytest.raises(ValueError, match="rank 1 of replica 0 of trainer: not finite"):
@@ -191,6 +203,19 @@ async def test_threads_are_shared_out_unless_somebody_said_how_many(start, monke
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     service = await start(isolate=True)
     assert await service.environment.route("OMP_NUM_THREADS") == ["3"]
+
+
+async def test_threads_that_wait_sleep_where_they_are_more_than_the_cores(start, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(cores))
+    service = await start(procs=2)
+    assert await service.environment.route("OMP_WAIT_POLICY") == ["passive"]
+    service = await start(isolate=True)
+    assert await service.environment.route("OMP_WAIT_POLICY") == [None]
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    service = await start(procs=2)
+    assert await service.environment.route("OMP_WAIT_POLICY") == ["active"]
 
 
 async def test_gpus_by_replica_and_rank_and_the_arithmetic_when_there_are_too_few(start):

@@ -153,7 +153,7 @@ def test_loss_that_is_not_finite(small_config: dict[str, Any], fails: Callable[.
         needs: frozenset[str] = frozenset()
 
         def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
-            from forge_core.tensors.batch import LossOutput
+            from forge_core import LossOutput
 
             return LossOutput(sum=logprobs.sum() * float("nan"), count=logprobs.numel())
 

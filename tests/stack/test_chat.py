@@ -17,8 +17,16 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Completion, Component, Forge, Sampling, Settings, hookimpl
-from forge_core.config.sections import ModelSection
+from forge_core import (
+    BuildContext,
+    Completion,
+    Component,
+    Forge,
+    ModelSection,
+    Sampling,
+    Settings,
+    hookimpl,
+)
 from forge_core.inference.text_stream import TextStream
 from forge_core.models.folder import load_tokenizer, materialize
 from forge_core.testing.command import CommandResult, run_in_process

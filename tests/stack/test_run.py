@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
+import select
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,8 @@ import pytest
 import yaml
 
 from forge_core import Component, Forge, RunStopped, Settings, hookimpl
-from forge_core.testing.runs import Run, StopAt, lines_of
+from forge_core.testing.command import process_environ
+from forge_core.testing.runs import Run, StopAt, lines_of, until, write_config
 
 from .conftest import metrics_of
 
@@ -111,7 +117,7 @@ def test_a_stop_short_of_the_target_says_so(
     assert "told to stop at step 1" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_after_a_checkpoint(
     small_config: dict[str, Any], runs: Callable[..., Run], number: int
 ) -> None:
@@ -127,6 +133,44 @@ def test_a_signal_ends_the_run_after_a_checkpoint(
     run.resume(f"stages.sft.training.steps={done + 2}")
     assert run.end() == 0, run.printed
     assert [row["step"] for row in metrics_of(run.folder)] == list(range(1, done + 2 + 3 + 1))
+
+
+def test_a_lost_terminal_ends_the_run_after_a_checkpoint(
+    small_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """As when an ssh connection breaks: SIGHUP, and nowhere left to write to."""
+    small_config["stages"] = {"sft": small_config["stages"]["sft"]}
+    small_config["stages"]["sft"]["training"]["steps"] = 100_000
+    small_config.pop("eval_dataset")
+    file = write_config(small_config, tmp_path / "config.yaml")
+    child, terminal = pty.fork()
+    if child == 0:
+        command = [sys.executable, "-m", "forge_core", "run", str(file)]
+        os.execve(sys.executable, command, {**process_environ(), "TERM": "xterm"})
+    output = Path(small_config["checkpointing"]["output_dir"])
+    printed = b""
+
+    def two_steps() -> bool:
+        nonlocal printed
+        while select.select([terminal], [], [], 0)[0]:
+            printed += os.read(terminal, 65_536)
+        return any(len(lines_of(each)) >= 2 for each in output.glob("*/metrics.jsonl"))
+
+    try:
+        until(two_steps)
+    finally:
+        os.close(terminal)  # the kernel sends SIGHUP
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 130, printed
+    (folder,) = output.iterdir()
+    assert json.loads((folder / "summary.json").read_text())["outcome"] == "interrupted"
+    (checkpoint,) = (folder / "checkpoints").glob("step_*")
+    done = int(checkpoint.name.removeprefix("step_"))
+    assert len(metrics_of(folder)) == done
+    assert (
+        Forge().run(resume=folder, overrides=[f"stages.sft.training.steps={done + 1}"]).steps
+        == done + 1
+    )
 
 
 class Constant:

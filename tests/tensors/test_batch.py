@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.tensors.batch import LossBatch, pack
-from forge_core.types import TrainSequence
+from forge_core import LossBatch, TrainSequence
+from forge_core.tensors.batch import pack
 
 
 @st.composite

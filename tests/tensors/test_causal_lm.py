@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from forge_core import TrainSequence
 from forge_core.tensors.batch import PackedBatch, pack
 from forge_core.tensors.causal_lm import CausalLM
-from forge_core.types import TrainSequence
 
 COMMON = {
     "vocab_size": 50,

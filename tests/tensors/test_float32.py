@@ -7,8 +7,7 @@ import warnings
 import pytest
 import torch
 
-from forge_core import UsageError
-from forge_core.config.sections import DistributedSection
+from forge_core import DistributedSection, UsageError
 from forge_core.tensors.float32 import set_float32, slow_float32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

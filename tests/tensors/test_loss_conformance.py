@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput
 from forge_core.testing.conformance.loss import LossConformance, Rows
 
 

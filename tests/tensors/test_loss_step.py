@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core.config.sections import TrainingSection
-from forge_core.errors import RunFailed, UsageError
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput, RunFailed, TrainingSection, UsageError
 from forge_core.tensors.loss_step import LossSums, run_loss
 from forge_core.tensors.metric_sums import MetricSums
 from forge_core.tensors.mismatch import add_mismatch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -37,6 +39,10 @@ def short(sample: RewardSample) -> float:
 
 class TestShort(RewardConformance):
     """A plain function is a reward too."""
+
+    opt_out = {  # noqa: RUF012
+        "test_an_empty_completion_is_not_the_best": "one part of a sum, that pays for brevity"
+    }
 
     @pytest.fixture
     def selection(self) -> Selection[Any]:
@@ -78,7 +84,15 @@ class Unpicklable:
 
 rewards = RewardConformance()
 task = Task("t", "?", answer="2", metadata={"notes": []})
+LONG = RewardSample(task, "?", "a long answer")
 samples = [RewardSample(task, "?", completion) for completion in ("1", "2", "")]
+
+
+def test_a_reward_for_nothing_is_caught() -> None:
+    with pytest.raises(
+        AssertionError, match="an empty completion gets 1, and no ordinary one more"
+    ):
+        rewards.test_an_empty_completion_is_not_the_best(short, task, [*samples[:2], LONG])
 
 
 def test_a_reward_that_remembers_is_caught() -> None:
@@ -100,6 +114,15 @@ def test_a_reward_that_cannot_travel_is_caught() -> None:
     selection = selected("reward", Unpicklable)
     with pytest.raises(TypeError, match="pickle"):
         rewards.test_it_can_be_pickled(Unpicklable(), selection, samples)
+
+
+def test_a_reward_whose_programs_go_on_is_caught() -> None:
+    def leaks(sample: RewardSample) -> float:
+        subprocess.run(["sh", "-c", "setsid sleep 5 &"], check=True)
+        return 0.0
+
+    with pytest.raises(AssertionError, match="3 samples leave 3 processes"):
+        rewards.test_processes_do_not_pile_up(leaks, samples)
 
 
 async def test_a_reward_that_hangs_is_caught() -> None:
@@ -197,6 +220,37 @@ async def test_an_environment_without_seed_is_caught() -> None:
         await environments.test_task_and_seed_decide_everything(Unseeded(), tasks)
 
 
+def test_a_prompt_that_tells_the_answer_is_caught() -> None:
+    tells = Says("What is 6 * 7? (It is 42.)")
+    environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="4")])
+    with pytest.raises(AssertionError, match="the prompt has the answer '42' in it"):
+        environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="42")])
+
+
+async def test_an_environment_that_blocks_the_event_loop_is_caught() -> None:
+    class Slow(Walk):
+        def start(self, task: Task, seed: int) -> Interaction:
+            class Blocks(Interaction):
+                async def respond(self, completion: str) -> str | None:
+                    time.sleep(0.2)
+                    return await super().respond(completion)
+
+            return Blocks(self, "Walk.", 0)
+
+    class Waits(Walk):
+        def start(self, task: Task, seed: int) -> Interaction:
+            class Awaits(Interaction):
+                async def respond(self, completion: str) -> str | None:
+                    await asyncio.sleep(0.2)
+                    return await super().respond(completion)
+
+            return Awaits(self, "Walk.", 0)
+
+    await environments.test_the_event_loop_goes_on(Waits(), tasks)
+    with pytest.raises(AssertionError, match=r"keeps the event loop for \d"):
+        await environments.test_the_event_loop_goes_on(Slow(), tasks)
+
+
 async def test_episodes_that_share_a_state_are_caught() -> None:
     await environments.test_task_and_seed_decide_everything(Shared(), tasks)
     with pytest.raises(AssertionError, match="another episode changed this one"):
@@ -263,6 +317,48 @@ def test_a_dataset_that_differs_when_built_again_is_caught() -> None:
         datasets.test_built_twice_it_holds_the_same(
             selected("dataset", fresh), bare_context(), fresh(), [0]
         )
+
+
+class Splits(Settings):
+    """What is held out."""
+
+    split: Literal["train", "test"] = "train"
+
+
+@pytest.mark.parametrize("first_of_test", [80, 100])
+def test_splits_that_share_a_task_are_caught(first_of_test: int) -> None:
+    def build(settings: Splits, context: BuildContext) -> Sequence[Task]:
+        numbers = range(100) if settings.split == "train" else range(first_of_test, 120)
+        return [Task(f"{number}", f"{number}?") for number in numbers]
+
+    component = Component(name="mine", settings=Splits, build=build, summary="under test")
+    selection = Selection(family="dataset", component=component, settings=Splits())
+    arguments = (selection, bare_context(), selection.build(bare_context()))
+    if first_of_test == 100:
+        datasets.test_splits_share_no_task(*arguments)
+        return
+    with pytest.raises(AssertionError, match="item 0 of split 'test' is in 'train' too"):
+        datasets.test_splits_share_no_task(*arguments)
+
+
+def test_a_dataset_that_depends_on_hashes_is_caught() -> None:
+    def split() -> Sequence[Task]:
+        names = [f"{number}" for number in range(100)]
+        return [Task(name, f"{name}?") for name in sorted(names, key=hash)]
+
+    with pytest.raises(AssertionError, match=r"in one process and .* in another; hash"):
+        datasets.test_every_process_sees_the_same(
+            selected("dataset", split), bare_context(), range(100)
+        )
+
+
+def test_a_dataset_that_never_ends_is_caught() -> None:
+    class Endless(Fickle):
+        def __getitem__(self, index: int) -> Task:
+            return Task(str(index % 3), "?")
+
+    with pytest.raises(AssertionError, match=r"item 3 of 3 is Task.*; raise IndexError"):
+        datasets.test_it_ends(Endless())
 
 
 def test_an_id_that_occurs_twice_is_caught() -> None:

@@ -11,9 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forge_core.protocols import Tracker
-from forge_core.run.records import Evaluation, Event, RunInfo, StageInfo, StepRecord, Summary
-from forge_core.types import Completion, Episode, Task, Turn
+from forge_core import (
+    Completion,
+    Episode,
+    Evaluation,
+    Event,
+    RunInfo,
+    StageInfo,
+    StepRecord,
+    Summary,
+    Task,
+    Tracker,
+    Turn,
+)
 
 LOSSES = {"sft": "cross_entropy", "grpo": "grpo"}
 STAGES = (

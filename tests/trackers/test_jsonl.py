@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord, Summary
-from forge_core.trackers.jsonl import EPISODES, EVENTS, METRICS, JsonlTracker
-from forge_core.types import Episode, Task
+from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
+from forge_core.trackers.jsonl import EPISODES, EVENTS, JsonlTracker
+from forge_core.trackers.lines import METRICS
 
 
 def strict(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from forge_core.run.records import Event, RunInfo, StageInfo, StepRecord, Summary
+from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import until
 from forge_core.trackers.components import ConsoleSettings, build_console
@@ -23,7 +23,6 @@ from forge_core.trackers.frame import frame
 from forge_core.trackers.history import MOST_POINTS, RunHistory
 from forge_core.trackers.live import LiveView, can_draw
 from forge_core.trackers.plain import PlainLog
-from forge_core.types import Episode, Task
 
 SIZES = [(80, 24), (120, 40), (200, 50), (60, 14), (40, 10), (10, 5), (81, 33), (300, 90)]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge_core import Summary
 from forge_core.command import forge_command
-from forge_core.run.records import Summary
 from forge_core.trackers.plain import PlainLog
 
 GOLDEN = """\
@@ -82,7 +82,7 @@ def test_the_end_of_a_finished_run(tmp_path: Path, replay: Callable[..., Any], c
     assert "  metrics     RUN/metrics.jsonl" in lines
     assert "  checkpoint  RUN/checkpoints/step_300" in lines
     assert not any("--resume" in line or "error.txt" in line for line in lines)
-    assert any(line.startswith("  forge config show RUN/config.yaml") for line in lines)
+    assert any(line.startswith("  forge config show RUN ") for line in lines)
 
 
 def test_the_end_of_a_failed_run(tmp_path: Path, replay: Callable[..., Any], clock: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from forge_core import UsageError
-from forge_core.run.records import RunInfo, StageInfo, StepRecord, Summary
+from forge_core import RunInfo, Selection, StageInfo, StepRecord, Summary, UsageError
+from forge_core.testing.conformance.tracker import TrackerConformance
 from forge_core.testing.context import bare_context
-from forge_core.trackers.components import TensorboardSettings, build_tensorboard
+from forge_core.trackers.components import TENSORBOARD, TensorboardSettings, build_tensorboard
 from forge_core.trackers.tensorboard import FOLDER
 
 CONTEXT = bare_context()
@@ -63,3 +63,11 @@ def test_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="pip install tensorboard") as error:
         build_tensorboard(TensorboardSettings(), CONTEXT)
     assert "\n" not in str(error.value)
+
+
+class TestConformance(TrackerConformance):
+    @pytest.fixture
+    def selection(self) -> Selection[Any]:
+        pytest.importorskip("tensorboard")
+        pytest.importorskip("torch")
+        return Selection(family="tracker", component=TENSORBOARD, settings=TensorboardSettings())

@@ -11,15 +11,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args, get_origin
 
 import pytest
 
-from forge_core.component import BuildContext, Selection
-from forge_core.protocols import Dataset
+from forge_core import BuildContext, Dataset, Message, Selection, Task
+from forge_core.testing.conformance.other_processes import items_in_other_processes
 from forge_core.testing.conformance.prompts import check_prompt
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
-from forge_core.types import Message, Task
 
 
 class DatasetConformance(Suite):
@@ -70,10 +71,49 @@ class DatasetConformance(Suite):
         twice = {name for name in ids if ids.count(name) > 1} if len(set(ids)) < len(ids) else set()
         assert not twice, f"ids that occur twice: {sorted(twice)[:5]}"
 
+    def test_splits_share_no_task(
+        self, selection: Selection[Dataset], context: BuildContext, dataset: Dataset
+    ) -> None:
+        """Where the settings have a ``split``: what is held out is in no other."""
+        field = type(selection.settings).model_fields.get("split")
+        if field is None or get_origin(field.annotation) is not Literal:
+            pytest.skip("its settings have no split to choose")
+        seen: dict[str, str] = {}
+        for split in get_args(field.annotation):
+            settings = selection.settings.model_copy(update={"split": split})
+            tasks = replace(selection, settings=settings).build(context)
+            step = max(1, len(tasks) // self.most_tasks)
+            for index in range(0, len(tasks), step):
+                other = seen.setdefault(repr(tasks[index].prompt), split)
+                assert other == split, f"item {index} of split {split!r} is in {other!r} too"
+
     def test_an_item_is_always_the_same(self, dataset: Dataset, indices: Sequence[int]) -> None:
         first = [dataset[index] for index in indices]
         again = [dataset[index] for index in reversed(indices)]
         assert first == again[::-1]
+
+    def test_it_ends(self, dataset: Dataset) -> None:
+        """``for task in dataset`` stops at an ``IndexError``, and at nothing else."""
+        try:
+            task = dataset[len(dataset)]
+        except IndexError:
+            return
+        raise AssertionError(
+            f"item {len(dataset)} of {len(dataset)} is {task!r}; raise IndexError, or a loop over "
+            "the dataset never ends"
+        )
+
+    def test_every_process_sees_the_same(
+        self, selection: Selection[Dataset], context: BuildContext, indices: Sequence[int]
+    ) -> None:
+        """In processes whose hashes of texts differ, as those of two runs do."""
+        some = indices[:: max(1, len(indices) // 200)]
+        first, second = items_in_other_processes(selection, context, some)
+        for index, item, other in zip(some, first, second, strict=True):
+            assert item == other, (
+                f"item {index} is {item!r} in one process and {other!r} in another; hash() and the "
+                "order of sets differ from process to process: use hashlib and sorted()"
+            )
 
     def test_built_twice_it_holds_the_same(
         self,

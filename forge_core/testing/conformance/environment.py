@@ -18,21 +18,32 @@ What the policy says is scripted: ``replies`` beside texts that no environment e
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import re
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
 
-from forge_core.component import BuildContext, Selection
-from forge_core.protocols import Environment, Interaction
+from forge_core import (
+    BuildContext,
+    Environment,
+    Episode,
+    Group,
+    Interaction,
+    Message,
+    Sampling,
+    Selection,
+    Task,
+)
 from forge_core.rollout import rollout_group
 from forge_core.testing.byte_tokenizer import byte_tokenizer
 from forge_core.testing.conformance.prompts import check_prompt
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.testing.scripted_policy import ScriptedPolicy
-from forge_core.types import Episode, Group, Message, Sampling, Task
 
 UNEXPECTED = ("", " \n\t", "2", "\x00", "naïve 数学 🙂 \u202e", "</s>{}[]%s\\", "9" * 3000)
 """What a policy may say to any environment."""
@@ -51,6 +62,9 @@ class EnvironmentConformance(Suite):
 
     most_turns: ClassVar[int] = 20
     """Episodes are played no further by the tests that compare them turn by turn."""
+
+    longest_pause: ClassVar[float] = 1.0
+    """Seconds for which an environment may keep the event loop, which all episodes share."""
 
     @pytest.fixture
     def selection(self) -> Selection[Environment]:
@@ -81,6 +95,18 @@ class EnvironmentConformance(Suite):
     ) -> None:
         for task in tasks:
             check_prompt(environment.start(task, 0).prompt, f"task {task.id}")
+
+    def test_prompts_do_not_tell_the_answer(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        """A policy that finds the answer there learns to copy. Single letters name choices."""
+        for task in tasks:
+            if task.answer is None or re.fullmatch(r"[A-Za-z]?", task.answer):
+                continue
+            prompt = environment.start(task, 0).prompt
+            said = prompt if isinstance(prompt, str) else " ".join(str(m.content) for m in prompt)
+            told = re.search(rf"(?<!\w){re.escape(task.answer)}(?!\w)", said)
+            assert not told, f"task {task.id}: the prompt has the answer {task.answer!r} in it"
 
     async def test_an_answer_is_text_or_the_end(
         self, environment: Environment, tasks: Sequence[Task]
@@ -129,6 +155,17 @@ class EnvironmentConformance(Suite):
                 if beside[-1] is None:
                     break
             assert beside == alone, f"task {task.id}: another episode changed this one"
+
+    async def test_the_event_loop_goes_on(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        """What takes time is awaited: a blocking call stops every other episode, and ctrl-C."""
+        pauses = [await self._longest_pause(environment, tasks) for _ in range(2)]
+        pause = min(pauses)  # a busy machine makes one of its own now and then
+        assert pause <= self.longest_pause, (
+            f"it keeps the event loop for {pause:.1f} s ({self.longest_pause:g} allowed); await "
+            "what takes time, or run it in a thread (asyncio.to_thread)"
+        )
 
     async def test_tasks_are_left_as_they_were(
         self, environment: Environment, tasks: Sequence[Task]
@@ -188,6 +225,29 @@ class EnvironmentConformance(Suite):
             seed=3,
         )
         return group, policy
+
+    async def _longest_pause(self, environment: Environment, tasks: Sequence[Task]) -> float:
+        """Seconds between two turns of the event loop while episodes are played, at most."""
+        longest = 0.0
+
+        async def watch() -> None:
+            nonlocal longest
+            while True:
+                before = time.perf_counter()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.perf_counter() - before)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        episodes = (
+            self._transcript(environment.start(task, seed), environment)
+            for task in tasks
+            for seed in SEEDS
+        )
+        await asyncio.gather(*episodes)
+        await asyncio.sleep(0.02)
+        watching.cancel()
+        return longest
 
     async def _transcript(self, interaction: Interaction, environment: Environment) -> list[object]:
         """The prompt, and what the environment answers to the script."""

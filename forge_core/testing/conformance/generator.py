@@ -27,15 +27,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 import torch
 
-from forge_core.component import BuildContext, Selection
-from forge_core.config.sections import ModelInit, ModelSection
-from forge_core.errors import DataError, ForgeError, NoRoom
+from forge_core import (
+    BuildContext,
+    Completion,
+    DataError,
+    ForgeError,
+    Generator,
+    ModelInit,
+    ModelSection,
+    NoRoom,
+    Sampling,
+    Selection,
+    StreamingGenerator,
+    Transport,
+    WeightManifest,
+)
 from forge_core.models.folder import load_model, materialize
-from forge_core.protocols import Generator, StreamingGenerator, Transport
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import distribution, forward, policy_init, with_noise
-from forge_core.types import Completion, Sampling, WeightManifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,6 +71,8 @@ PROMPTS: tuple[tuple[int, ...], ...] = ((5,), (3, 4, 5, 6, 7, 8, 9, 10, 11), (7,
 
 class GeneratorConformance(Suite):
     """Inherit with the fixtures ``selection`` and ``transport``."""
+
+    time_limit: ClassVar[float] = 900.0  # engines take minutes to start
 
     model_init: ClassVar[ModelInit] = policy_init(max_position_embeddings=WINDOW)
     """The model to sample from; its window must be ``WINDOW``, its vocabulary at least 20."""

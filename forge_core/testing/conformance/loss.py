@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from forge_core.protocols import Loss
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import Loss, LossBatch, LossOutput
 from forge_core.testing.conformance.suite import Suite
 
 LENGTHS = (3, 5, 1, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from forge_core.types import Message, Role
+from forge_core import Message, Role
 
 
 def check_prompt(prompt: object, where: str) -> None:

@@ -15,19 +15,29 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
 import cloudpickle
 import pytest
 
-from forge_core.component import BuildContext, Selection
-from forge_core.config.resolve import RewardPart
-from forge_core.protocols import Reward
+from forge_core import (
+    BuildContext,
+    Completion,
+    Episode,
+    Reward,
+    RewardPart,
+    RewardSample,
+    Selection,
+    Task,
+    Turn,
+)
+from forge_core.processes.descendants import adopt_orphans, descendants
 from forge_core.rewards.pool import RewardPool
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
-from forge_core.types import Completion, Episode, RewardSample, Task, Turn
 
 NASTY = (
     "",
@@ -101,6 +111,16 @@ class RewardConformance(Suite):
         for sample in samples:
             self._check(reward(sample), sample.completion)
 
+    def test_an_empty_completion_is_not_the_best(
+        self, reward: Reward, task: Task, samples: Sequence[RewardSample]
+    ) -> None:
+        """Or the policy learns to end at once."""
+        rewards = [float(reward(sample)) for sample in samples]
+        empty = float(reward(_sample(task, "")))
+        assert empty < max(rewards) or max(rewards) == min(rewards), (
+            f"an empty completion gets {empty:g}, and no ordinary one more"
+        )
+
     def test_the_same_sample_gets_the_same_reward(
         self, reward: Reward, samples: Sequence[RewardSample]
     ) -> None:
@@ -133,6 +153,27 @@ class RewardConformance(Suite):
         copied = cloudpickle.loads(cloudpickle.dumps(reward))
         for sample in samples:
             assert copied(cloudpickle.loads(cloudpickle.dumps(sample))) == reward(sample)
+
+    def test_processes_do_not_pile_up(
+        self, reward: Reward, samples: Sequence[RewardSample]
+    ) -> None:
+        """What judging a sample starts has ended with it; a process kept for all of them may stay.
+
+        Sandboxes leave processes behind that are no children any more (``timeout``, ``setsid``).
+        """
+        adopt_orphans()
+        try:
+            for sample in samples:
+                reward(sample)
+            before = set(descendants(os.getpid()))
+            for sample in samples:
+                reward(sample)
+            limit = time.monotonic() + 1.0
+            while (left := set(descendants(os.getpid())) - before) and time.monotonic() < limit:
+                time.sleep(0.05)
+        finally:
+            adopt_orphans(False)
+        assert not left, f"{len(samples)} samples leave {len(left)} processes that go on running"
 
     async def test_a_process_of_its_own_judges_alike(
         self,

@@ -21,17 +21,29 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from forge_core.component import BuildContext, Component, Placement, Selection, Settings
-from forge_core.errors import FanoutError, ReplicaDied, RunFailed, UsageError
-from forge_core.protocols import Replica, Runtime
-from forge_core.services import Health, ReplicaSpec, Service, ServiceOptions, update_weights
+from forge_core import (
+    BuildContext,
+    Component,
+    FanoutError,
+    Placement,
+    Replica,
+    ReplicaDied,
+    ReplicaSpec,
+    RunFailed,
+    Runtime,
+    Selection,
+    ServiceOptions,
+    Settings,
+    UsageError,
+    WeightManifest,
+)
+from forge_core.services import Health, Service, update_weights
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context, select
-from forge_core.types import WeightManifest
 
 PATIENCE = 60.0
 """Seconds that a start, an answer or a death may take on a machine that does other work."""
@@ -141,6 +153,8 @@ PROBE: Component[Probe] = Component(
 
 class RuntimeConformance(Suite):
     """Inherit with a ``runtime`` fixture that closes what it yields."""
+
+    time_limit: ClassVar[float] = 900.0  # engines take minutes to start
 
     placement: Placement = Placement()
     """What a replica of one rank is asked for with."""

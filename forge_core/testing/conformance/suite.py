@@ -1,4 +1,4 @@
-"""What all conformance suites share: the only way to leave one of their tests out."""
+"""What all conformance suites share: a time limit, and the only way to leave a test out."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ class Suite:
 
     opt_out: ClassVar[Mapping[str, str]] = {}
     """Test name -> why this component cannot pass it; the test is then skipped with that reason."""
+
+    time_limit: ClassVar[float] = 300.0
+    """Seconds for a test with its fixtures; one that hangs fails (pytest-timeout)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

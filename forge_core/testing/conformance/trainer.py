@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,15 +24,27 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forge_core.component import BuildContext, Selection, Settings
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.errors import ForgeError, RunFailed, UsageError
-from forge_core.protocols import Loss, Trainer
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import (
+    BuildContext,
+    DistributedSection,
+    ForgeError,
+    Loss,
+    LossBatch,
+    LossOutput,
+    ModelSection,
+    RunFailed,
+    Selection,
+    Settings,
+    Trainer,
+    TrainingSection,
+    TrainSequence,
+    UsageError,
+    WeightManifest,
+    WeightsNotFinite,
+)
 from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import select
-from forge_core.types import TrainSequence, WeightManifest
 
 Weights = dict[str, torch.Tensor]
 MakeTrainer = Callable[..., Awaitable[Trainer]]
@@ -52,6 +64,8 @@ RATES = [1e-2 * part for part in (1 / 3, 2 / 3, 1, (1 + math.sqrt(0.5)) / 2, 0.5
 
 class TrainerConformance(Suite):
     """Inherit with a ``selection`` fixture; override ``model_folder`` for another model."""
+
+    time_limit: ClassVar[float] = 900.0  # engines take minutes to start
 
     @pytest.fixture
     def selection(self) -> Selection[Trainer]:
@@ -242,6 +256,21 @@ class TrainerConformance(Suite):
         assert checksum(after.items()) == checksum(before.items())
         assert await trainer.train_step([good]) == await untouched.train_step([good])
 
+    async def test_weights_that_are_not_finite_are_neither_saved_nor_published(
+        self, make: MakeTrainer, model_folder: Path, tmp_path: Path
+    ) -> None:
+        """Finite loss and gradient, and a step that is too large for the weights' type."""
+        huge = TrainingSection(steps=6, learning_rate=1e38, weight_decay=10.0, schedule="constant")
+        trainer = await make(training=huge)
+        await trainer.train_step([make_sequences(model_folder)])
+        expected = r"after step 1: weight \S+ is not finite \([\d,]+ of [\d,]+ values\)$"
+        for forbidden in (trainer.publish(next(_versions)), trainer.save(tmp_path)):
+            with pytest.raises(WeightsNotFinite, match=expected):
+                await forbidden
+        assert Kept.last == {}
+        with pytest.raises(WeightsNotFinite, match=expected):
+            await trainer.train_step([make_sequences(model_folder)])
+
     async def test_nothing_to_train_on_changes_nothing(
         self, make: MakeTrainer, model_folder: Path
     ) -> None:
@@ -301,7 +330,9 @@ class TrainerConformance(Suite):
     async def test_a_sequence_longer_than_the_models_window_is_refused(
         self, make: MakeTrainer, model_folder: Path
     ) -> None:
-        window = AutoConfig.from_pretrained(model_folder).max_position_embeddings
+        window = AutoConfig.from_pretrained(
+            model_folder, trust_remote_code=False
+        ).max_position_embeddings
         trainer = await make()
         before = await _weights(trainer)
         long = TrainSequence([5] * (window + 1), [False] + [True] * window)
@@ -345,7 +376,7 @@ def make_sequences(folder: Path, seed: int = 0, trap: bool = False) -> list[Trai
     """
     from transformers import AutoConfig
 
-    vocabulary = AutoConfig.from_pretrained(folder).vocab_size
+    vocabulary = AutoConfig.from_pretrained(folder, trust_remote_code=False).vocab_size
     generator = torch.Generator().manual_seed(seed)
     sequences = []
     for index, length in enumerate((9, 4, 17, 2, 9, 30, 5, 12)):
@@ -374,7 +405,7 @@ class PlainLoop:
 
     def __init__(self, folder: Path, loss: Loss) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager"
+            folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
         self.loss = loss
         parameters = list(self.model.parameters())

@@ -21,13 +21,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from forge_core.component import BuildContext, Selection
-from forge_core.protocols import Transport
+from forge_core import BuildContext, Selection, Transport
 from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.suite import Suite
 from forge_core.testing.context import bare_context
@@ -46,6 +45,8 @@ class TransportConformance(Suite):
     Override ``writer`` and ``reader`` too if two ends need more than one channel to meet, and
     ``processes`` if they meet only in processes that an engine starts.
     """
+
+    time_limit: ClassVar[float] = 900.0  # engines take minutes to start
 
     crosses_processes: bool = False
     """Whether the two ends may live in different processes of one host."""

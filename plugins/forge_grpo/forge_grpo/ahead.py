@@ -18,13 +18,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from forge_core import Group
-from forge_core.watchdog import caller
 from forge_grpo.rollouts import Rollouts, completion_tokens
 
 if TYPE_CHECKING:
+    from forge_core import ServiceHandle, Step
     from forge_core.replay.buffer import Taken
-    from forge_core.run.step import Step
-    from forge_core.services.service import Service
 
 
 @asynccontextmanager
@@ -62,7 +60,7 @@ class Ahead:
         self,
         rollouts: Rollouts,
         max_staleness: int,
-        buffer: Service,
+        buffer: ServiceHandle,
         held: list[int],
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -78,7 +76,7 @@ class Ahead:
     async def groups(self, step: Step) -> list[Group]:
         """The step's groups, judged, in the order of its tasks."""
         per_step = self._rollouts.per_step
-        first = self._stage.tasks.position
+        first = self._stage.position
         wanted = range(first, first + per_step)
         groups: dict[int, Group] = {}
         dropped = 0
@@ -96,7 +94,7 @@ class Ahead:
                 refused = sum(not group.episodes for group in groups.values())
                 self._rollouts.check_refused(refused, answered=len(groups) - refused)
                 wanted = range(first, first + per_step + refused)
-        self._stage.tasks.take(len(wanted))
+        self._stage.advance(len(wanted))
         ordered = [groups[place] for place in wanted if groups[place].episodes]
         step.record({"groups/dropped": dropped, "prompts/dropped": refused})
         self._time(step, ordered)
@@ -129,16 +127,15 @@ class Ahead:
         """Wait until those of the groups that are in the making are in the buffer."""
         making = [self._making[place] for place in places if place in self._making]
         if making:
-            watchdog = self._stage.session.watchdog
-            with watchdog.waiting(caller.get(), f"groups of step {step.run_number}"):
+            with self._stage.waiting(f"groups of step {step.run_number}"):
                 await asyncio.wait(making)
 
     async def _forget_lost(self) -> None:
         """Groups went down with the buffer's process: what it no longer has is made again."""
         before = frozenset(self._held)
         self._held -= before.difference(await self._buffer.places.route())
-        self._stage.session.broadcast.event(
-            "warning", "groups were lost with the replay buffer's process; they are sampled again"
+        self._stage.warn(
+            "groups were lost with the replay buffer's process; they are sampled again"
         )
 
     def _time(self, step: Step, groups: list[Group]) -> None:

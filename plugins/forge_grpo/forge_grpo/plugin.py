@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from forge_core import BuildContext, Component, Preset, hookimpl
-from forge_core.protocols import Dataset, Environment, Loss, Recipe, Reward
+from forge_core import (
+    BuildContext,
+    Component,
+    Dataset,
+    Environment,
+    Finding,
+    Loss,
+    Preset,
+    Recipe,
+    Reward,
+    hookimpl,
+)
 from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
@@ -110,6 +120,7 @@ def forge_environments() -> Iterable[Component[Environment]]:
         check=single_turn.check,
         check_tasks=single_turn.check_tasks,
         summary="one prompt, one completion",
+        default=True,
     )
 
 
@@ -121,6 +132,13 @@ def forge_datasets() -> Iterable[Component[Dataset]]:
         build=arithmetic.build,
         summary="all problems of two operands, train and test disjoint",
     )
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_core.doctor.packages import version
+
+    yield version("math-verify", tested="0.9.0")
 
 
 @hookimpl

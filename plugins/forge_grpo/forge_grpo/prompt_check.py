@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core import DataError, PromptRefused, Sampling, Task
+from forge_core import DataError, NoRoom, PromptRefused, Sampling, Task
 from forge_core.models.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.protocols import Dataset
-    from forge_core.run.stage import Stage
-    from forge_core.services.service import Service
+    from forge_core import Dataset, RecipeContext, ServiceHandle
 
 
-async def check_prompts(stage: Stage, policy: Service) -> None:
+async def check_prompts(stage: RecipeContext, policy: ServiceHandle) -> None:
     """Tokenize every prompt of the stage's datasets, and have one token sampled for the longest.
 
     It is the tasks' own prompts that are looked at. What an environment makes of them is met when
@@ -41,14 +39,60 @@ def _longest(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> tuple[Task
     for index in range(len(dataset)):
         task = dataset[index]
         try:
-            tokens = encode_prompt(task.prompt, tokenizer, task.tools)
-            if not tokens:
-                raise PromptRefused("the prompt is empty")
+            tokens = _tokens(task, tokenizer)
         except PromptRefused as error:
             raise _failure(task, error) from error
         if len(tokens) > len(longest[1]):
             longest = task, tokens
     return longest
+
+
+def answerable(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, window: int | None) -> int:
+    """Tasks whose own prompts leave room for a completion.
+
+    Args:
+        window: positions that the model has, or None.
+
+    Raises:
+        DataError: there are none; says why of the first.
+    """
+    count, refusal = 0, ""
+    for index in range(len(dataset)):
+        task = dataset[index]
+        try:
+            tokens = _tokens(task, tokenizer)
+            if window is not None and len(tokens) >= window:
+                raise NoRoom(
+                    f"the prompt's {len(tokens)} tokens leave no room in the window of {window}"
+                )
+        except PromptRefused as error:
+            refusal = refusal or f"task {task.id!r}: {error}"
+        else:
+            count += 1
+    if not count:
+        raise none_answerable(len(dataset), refusal)
+    return count
+
+
+def _tokens(task: Task, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Of a task's own prompt.
+
+    Raises:
+        PromptRefused: it cannot be encoded, or is empty.
+    """
+    tokens = encode_prompt(task.prompt, tokenizer, task.tools)
+    if not tokens:
+        raise PromptRefused("the prompt is empty")
+    return tokens
+
+
+def none_answerable(tasks: int, first: str) -> DataError:
+    """What ends a run whose dataset has no prompt that can be answered.
+
+    Args:
+        first: what is wrong with one of them.
+    """
+    return DataError(f"dataset: none of the {tasks} prompts can be answered; the first: {first}")
 
 
 def _failure(task: Task, error: PromptRefused) -> DataError:

@@ -11,19 +11,16 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from forge_core import Episode, Group, StepResult, TrainSequence, UsageError
-from forge_core.run.plan import early_context, steps_for
+from forge_core import Episode, Group, StepResult, TrainSequence, UsageError, steps_for
+from forge_core.models.shape import model_window
 from forge_grpo.advantages import group_advantages
 from forge_grpo.ahead import Ahead, sampling_ahead
-from forge_grpo.prompt_check import check_prompts
+from forge_grpo.prompt_check import answerable, check_prompts
 from forge_grpo.rollouts import Rollouts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import StageConfig
-    from forge_core.run.stage import Stage
-    from forge_core.run.step import Step
-    from forge_core.services.service import Service
+    from forge_core import Dataset, RecipeContext, ServiceHandle, StageConfig, Step
     from forge_grpo.recipe_settings import GrpoSettings
 
 QUIET_STEPS = 10
@@ -43,6 +40,14 @@ class GrpoRecipe:
         self.settings = settings
         self._quiet = 0
         self._told_of_clipping = False
+
+    def usable_tasks(self, config: StageConfig, dataset: Dataset) -> int:
+        """Tasks that are not left out for their prompts. Counted only where epochs are."""
+        if self.settings.overlong_prompts == "fail" or config.training.num_epochs is None:
+            return len(dataset)
+        from forge_core.models.folder import model_tokenizer
+
+        return answerable(dataset, model_tokenizer(config.model), model_window(config.model))
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
         episodes = _episodes_per_step(config)
@@ -70,7 +75,7 @@ class GrpoRecipe:
                     "step samples its own groups"
                 )
         elif config.loss is not None:
-            loss = config.loss.build(early_context(config))
+            loss = config.loss.build(config.early_context())
             if "sampler_logprobs" not in loss.needs:
                 raise UsageError(
                     f"recipe.max_staleness: loss {config.loss.name!r} does not correct for tokens "
@@ -78,7 +83,7 @@ class GrpoRecipe:
                     "gspo, or max_staleness=0"
                 )
 
-    async def run(self, stage: Stage) -> None:
+    async def run(self, stage: RecipeContext) -> None:
         trainer = await stage.trainer()
         policy = await stage.policy()
         if self.settings.overlong_prompts == "fail":
@@ -100,10 +105,12 @@ class GrpoRecipe:
                         await stage.publish()
                 else:
                     # Nothing was trained; sampler and trainer are compared all the same.
-                    step.record(await _mismatch(stage, trainer, groups[0].episodes))
+                    sampled_any = [episode for episode in episodes if episode.completion_length]
+                    some = sampled_any[: self.settings.group_size]
+                    step.record(await _mismatch(stage, trainer, some) if some else {})
 
     def _sampled(
-        self, stage: Stage, policy: Service
+        self, stage: RecipeContext, policy: ServiceHandle
     ) -> AbstractAsyncContextManager[Rollouts | Ahead]:
         """Where each step's groups come from: sampled when it asks for them, or ahead of it."""
         rollouts = Rollouts(
@@ -132,7 +139,7 @@ class GrpoRecipe:
         return kept
 
     async def _train(
-        self, stage: Stage, trainer: Service, episodes: Sequence[Episode]
+        self, stage: RecipeContext, trainer: ServiceHandle, episodes: Sequence[Episode]
     ) -> StepResult:
         """One optimizer step; without episodes it changes no weight and the schedule goes on."""
         temperature = stage.config.sampling.temperature
@@ -143,18 +150,19 @@ class GrpoRecipe:
         result: StepResult = await trainer.train_step.route(micro_batches, temperature=temperature)
         return result
 
-    def _say_if_nothing_is_learned(self, stage: Stage, step: Step, kept: Sequence[Episode]) -> None:
+    def _say_if_nothing_is_learned(
+        self, stage: RecipeContext, step: Step, kept: Sequence[Episode]
+    ) -> None:
         learns = any(episode.advantage for episode in kept)
         self._quiet = 0 if learns else self._quiet + 1
         if self._quiet == QUIET_STEPS:
             mean = step.metrics["reward/mean"]
-            stage.session.broadcast.event(
-                "warning",
+            stage.warn(
                 f"no group had two different rewards for {QUIET_STEPS} steps (mean {mean:.2f}): "
                 "nothing is learned; the tasks are too easy, too hard, or the reward is constant",
             )
 
-    def _say_if_rounding_is_clipped(self, stage: Stage, step: Step) -> None:
+    def _say_if_rounding_is_clipped(self, stage: RecipeContext, step: Step) -> None:
         """The weights that sampled a token give it a ratio of 1; what a clip then finds outside its
         range is the difference between two engines. Said once."""
         clipped = step.metrics.get("clip_fraction", 0.0)
@@ -164,8 +172,7 @@ class GrpoRecipe:
         self._told_of_clipping = True
         mismatch = step.metrics.get("mismatch/logprob_abs_mean", 0.0)
         loss = stage.config.loss.name if stage.config.loss is not None else "loss"
-        stage.session.broadcast.event(
-            "warning",
+        stage.warn(
             f"loss {loss!r} clips {clipped:.0%} of a step that the current weights sampled, where "
             "every ratio should be 1: the difference between sampler and trainer (mismatch/"
             f"logprob_abs_mean {mismatch:.2g}) is of the order of the clip range. What is left out "
@@ -184,7 +191,7 @@ def train_sequence(episode: Episode) -> TrainSequence:
 
 
 async def _with_reference(
-    stage: Stage, sequences: Sequence[TrainSequence], temperature: float
+    stage: RecipeContext, sequences: Sequence[TrainSequence], temperature: float
 ) -> list[TrainSequence]:
     logprobs = await stage.reference_logprobs(sequences, temperature=temperature)
     return [
@@ -194,7 +201,7 @@ async def _with_reference(
 
 
 async def _mismatch(
-    stage: Stage, trainer: Service, episodes: Sequence[Episode]
+    stage: RecipeContext, trainer: ServiceHandle, episodes: Sequence[Episode]
 ) -> dict[str, float]:
     logprobs = await trainer.logprobs.route(
         [train_sequence(episode) for episode in episodes],

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from forge_core import DataError, Group, PromptRefused, Task
+from forge_core import Group, PromptRefused, Task, derive_seed
 from forge_core.rollout import rollout_group
-from forge_core.seeding import derive_seed
+from forge_grpo.prompt_check import none_answerable
 
 if TYPE_CHECKING:
-    from forge_core.run.stage import Stage
-    from forge_core.run.step import Step
-    from forge_core.services.service import Service
+    from forge_core import RecipeContext, ServiceHandle, Step
 
 
 class Rollouts:
@@ -28,8 +26,8 @@ class Rollouts:
 
     def __init__(
         self,
-        stage: Stage,
-        policy: Service,
+        stage: RecipeContext,
+        policy: ServiceHandle,
         *,
         group_size: int,
         per_step: int,
@@ -50,7 +48,7 @@ class Rollouts:
         refused = 0
         with step.timed("generate"):
             while len(groups) < self.per_step:
-                first, count = self.stage.tasks.position, self.per_step - len(groups)
+                first, count = self.stage.position, self.per_step - len(groups)
                 sampled = await asyncio.gather(
                     *(
                         self.sample(task, place)
@@ -92,8 +90,7 @@ class Rollouts:
                 raise
             if not self._refusal:
                 self._refusal = str(error)
-                self.stage.session.broadcast.event(
-                    "warning",
+                self.stage.warn(
                     f"{error}; such tasks are left out (recipe.overlong_prompts) and counted as "
                     "prompts/dropped",
                     {"task": task.id},
@@ -112,10 +109,7 @@ class Rollouts:
         """
         # Any 2 x length places of the order in a row have all tasks of an epoch among them.
         if not answered and refused >= 2 * len(self.stage.dataset):
-            raise DataError(
-                f"dataset: none of the {len(self.stage.dataset)} prompts can be answered; the "
-                f"first: {self._refusal}"
-            )
+            raise none_answerable(len(self.stage.dataset), self._refusal)
 
 
 def completion_tokens(groups: list[Group]) -> int:

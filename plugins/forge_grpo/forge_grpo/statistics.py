@@ -18,8 +18,11 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
     """
     episodes = [episode for group in groups for episode in group.episodes]
     judged = [episode for episode in episodes if not episode.left_out]
+    begun = [episode for episode in episodes if episode.turns]
+    failed = [episode for episode in episodes if episode.environment_failure]
+    dropped = sum(episode.left_out for episode in failed)
     rewards = [episode.reward for episode in judged] or [0.0]
-    lengths = [episode.completion_length for episode in episodes]
+    lengths = [episode.completion_length for episode in begun] or [0]
     staleness = [
         current_version - version
         for episode in episodes
@@ -37,10 +40,12 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
             for part in parts
         },
         "reward/failed": sum(len(episode.failures) for episode in episodes),
-        "reward/left_out": len(episodes) - len(judged),
+        "reward/left_out": len(episodes) - len(judged) - dropped,
+        "environment/failed": len(failed),
+        "environment/dropped": dropped,
         "completion/length_mean": fmean(lengths),
         "completion/length_max": max(lengths),
-        "completion/truncated": fmean(episode.truncated for episode in episodes),
+        "completion/truncated": fmean(episode.truncated for episode in begun or episodes),
         "groups/zero_variance": sum(
             not any(episode.advantage for episode in group.episodes) for group in groups
         ),

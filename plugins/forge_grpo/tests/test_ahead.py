@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -29,8 +28,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.data.order import TaskOrder
-from forge_core.run.plan import early_context
-from forge_core.testing.runs import StopAt, lines_of, small_config
+from forge_core.testing.runs import StopAt, lines_of, printing_to, small_config
 from forge_torch.generator.generator import TorchGenerator
 from forge_torch.generator_settings import TorchGeneratorSettings
 from forge_torch.trainer.trainer import TorchTrainer
@@ -104,7 +102,7 @@ def evaluated(config: dict[str, Any]) -> dict[str, Any]:
 def order_of(config: dict[str, Any], steps: int = STEPS) -> list[list[str]]:
     """The same, as the run's order of tasks has it."""
     (stage,) = Forge(plugins=[Sevens()]).resolve(config).stages
-    context = early_context(stage)
+    context = stage.early_context()
     assert stage.dataset is not None
     dataset = stage.dataset.build(context)
     order = TaskOrder(len(dataset), context.seed)
@@ -198,13 +196,7 @@ class Killing:
 
 
 def _printing_to(log: Path) -> list[int]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.readlink(process / "fd" / "1") == str(log):
-                    found.append(int(process.name))
-    return found
+    return printing_to(lambda file: file == str(log))
 
 
 def test_what_the_buffer_took_down_with_it_is_sampled_again(evaluated: dict[str, Any]) -> None:
@@ -242,7 +234,7 @@ def test_an_evaluation_measures_the_weights_of_its_step(evaluated: dict[str, Any
 def _held_out(config: dict[str, Any]) -> list[Task]:
     (stage,) = Forge(plugins=[Sevens()]).resolve(config).stages
     assert stage.eval_dataset is not None
-    dataset = stage.eval_dataset.build(early_context(stage))
+    dataset = stage.eval_dataset.build(stage.early_context())
     return [dataset[index] for index in range(len(dataset))]
 
 
@@ -308,7 +300,12 @@ def test_a_failure_ahead_ends_the_run_at_once_as_itself(config: dict[str, Any]) 
     with pytest.raises(RunFailed, match="OSError: the tool is gone"):
         run(
             config,
-            *("recipe.max_staleness=1", "environment.use=breaking", "trainer.use=slow"),
+            *(
+                "recipe.max_staleness=1",
+                "environment.use=breaking",
+                "environment.on_failure=fail",
+                "trainer.use=slow",
+            ),
             plugins=[Faults(broken)],
         )
     assert metrics_of(only_run(config)) == []

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge_core import Forge, Message, Selection, Task
-from forge_core.protocols import Environment
+from forge_core import Environment, Forge, Message, Selection, Task
 from forge_core.testing.conformance.environment import EnvironmentConformance
 from forge_grpo import plugin
 from forge_grpo.environments.single_turn import SingleTurn, SingleTurnSettings

@@ -15,9 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import TrainSequence
-from forge_core.protocols import Loss
-from forge_core.tensors.batch import LossBatch, LossOutput, pack
+from forge_core import Loss, LossBatch, LossOutput, TrainSequence
+from forge_core.tensors.batch import pack
 from forge_core.testing.conformance.loss import LossConformance
 from forge_grpo.losses.grpo import Grpo
 from forge_grpo.losses.gspo import Gspo

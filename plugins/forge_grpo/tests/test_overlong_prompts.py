@@ -70,6 +70,21 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, max_staleness: int) -
         assert records[0] == records[1]
 
 
+def test_an_epoch_is_one_of_the_prompts_that_can_be_answered(tmp_path: Path) -> None:
+    settings = config(tmp_path, write(tmp_path / "data.jsonl", long=8, short=8))
+    settings["training"] = {"num_epochs": 1, "batch_size": 16}
+    summary = Forge().run(settings)
+    assert summary.steps == 2  # of 4 prompts each; all 16 would be 4 steps
+
+
+def test_without_any_prompt_for_an_epoch_nothing_starts(tmp_path: Path) -> None:
+    settings = config(tmp_path, write(tmp_path / "data.jsonl", long=3, short=0))
+    settings["training"] = {"num_epochs": 1, "batch_size": 16}
+    with pytest.raises(DataError, match="none of the 3 prompts can be answered; the first: task"):
+        Forge().run(settings)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_fail_names_the_task_before_the_first_step(tmp_path: Path) -> None:
     data = write(tmp_path / "data.jsonl", long=1)
     settings = config(tmp_path, data, overlong_prompts="fail")

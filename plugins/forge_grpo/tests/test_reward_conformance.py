@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge_core import Forge, Selection, Task
-from forge_core.protocols import Reward
+from forge_core import Forge, Reward, Selection, Task
 from forge_core.testing.conformance.reward import RewardConformance
 from forge_grpo import plugin
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from forge_core import DataError, RewardSample, Task
-from forge_core.protocols import Reward
+from forge_core import DataError, Reward, RewardSample, Task
 from forge_core.testing.context import bare_context
 from forge_grpo.rewards import math_component
 from forge_grpo.rewards.exact_match import ExactMatch

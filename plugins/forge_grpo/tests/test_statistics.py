@@ -52,6 +52,8 @@ def test_rollout_metrics() -> None:
         "completion/truncated": 0.25,
         "groups/zero_variance": 1,
         "groups/total": 2,
+        "environment/failed": 0,
+        "environment/dropped": 0,
         "staleness/max": 2,
         "staleness/mean": pytest.approx((2 + 2 + 1 + 1 + 1 + 1) / 6),
     }

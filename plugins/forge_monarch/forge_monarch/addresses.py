@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import ipaddress
 import os
 import re
 import socket
+import ssl
 
 from forge_core import UsageError
 
-_TCP = re.compile(r"tcp://([^/:]+):(\d+)")
+_ADDRESS = re.compile(r"(tcp|tls)://([^/:@]+):(\d+)")
+
+REFUSAL_LIMIT = 0.5
+"""Seconds in which a worker that does not accept our certificate says so."""
 
 RETRY_EVERY = 0.5
 """Seconds between two tries to reach a worker that may be just starting."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of ``tcp://HOST:PORT``.
+    """Host and port of ``tls://HOST:PORT`` or ``tcp://HOST:PORT``.
 
     Raises:
         UsageError: it is none.
     """
-    parts = _TCP.fullmatch(address)
-    if parts is None or parts[1] == "0.0.0.0" or not 0 < int(parts[2]) < 1 << 16:
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None or parts[2] == "0.0.0.0" or not 0 < int(parts[3]) < 1 << 16:
         raise UsageError(
-            f"{address}: no address; give tcp://HOST:PORT with the name or number that the "
+            f"{address}: no address; give tls://HOST:PORT with the name or number that the "
             "controller reaches the host by"
         )
-    return parts[1], int(parts[2])
+    return parts[2], int(parts[3])
+
+
+def scheme_of(address: str) -> str:
+    """``tls``, ``tcp`` or what else an address begins with."""
+    return address.partition("://")[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a name or number; other names are not looked up."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def check_can_listen(address: str) -> None:
@@ -70,8 +89,14 @@ def own_address(towards: str) -> str:
         return ours
 
 
-async def knock(address: str, limit: float) -> str:
+async def knock(address: str, limit: float, tls: ssl.SSLContext | None = None) -> str:
     """Wait until something listens there: why not after ``limit`` seconds, or "".
+
+    Args:
+        address: of a worker.
+        limit: seconds.
+        tls: to shake hands with, where the address is one of TLS; what is wrong with the
+            certificates is told at once.
 
     Raises:
         UsageError: no host is known by that name.
@@ -82,9 +107,15 @@ async def knock(address: str, limit: float) -> str:
     while True:
         try:
             async with asyncio.timeout_at(deadline):
-                _, writer = await asyncio.open_connection(host, port)
-            writer.close()
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+                try:
+                    if tls is not None:
+                        await _accepted(reader)
+                finally:
+                    writer.close()
             return ""
+        except ssl.SSLError as error:
+            return handshake_problem(error)
         except socket.gaierror as error:
             raise UsageError(f"{address}: no host is known by the name {host!r}") from error
         except TimeoutError:
@@ -93,6 +124,23 @@ async def knock(address: str, limit: float) -> str:
             if clock() + RETRY_EVERY > deadline:
                 return reason(error)
         await asyncio.sleep(RETRY_EVERY)
+
+
+async def _accepted(reader: asyncio.StreamReader) -> None:
+    """The other end refuses our certificate after the handshake has ended for us."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REFUSAL_LIMIT):
+            if not await reader.read(1):
+                raise ConnectionResetError(errno.ECONNRESET, "closed")
+
+
+def handshake_problem(error: ssl.SSLError) -> str:
+    """What is wrong with a TLS handshake, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "it does not speak TLS"
+    return f"TLS handshake: {(error.reason or str(error)).lower().replace('_', ' ')}"
 
 
 def reason(error: OSError) -> str:

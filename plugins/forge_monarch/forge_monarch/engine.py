@@ -10,6 +10,8 @@ import sys
 
 from forge_core import PluginError
 from forge_core.processes.descriptors import raise_limit
+from forge_monarch.settings import TESTED, TlsFiles
+from forge_monarch.tls import use
 
 TUNING = {
     # How soon a death is noticed. Default 10 s: too long for requests in flight to wait.
@@ -20,11 +22,12 @@ TUNING = {
 """Variables that Monarch reads when it is imported; those that are set already are left alone."""
 
 
-def load(hang_after: float) -> None:
+def load(hang_after: float, tls: TlsFiles | None = None) -> None:
     """Import Monarch, tuned.
 
     Args:
         hang_after: seconds a process may be silent before it counts as hung.
+        tls: certificates, for tls:// addresses.
 
     Raises:
         PluginError: it is not installed, or cannot be imported.
@@ -33,13 +36,15 @@ def load(hang_after: float) -> None:
     raise_limit()
     for name, value in TUNING.items():
         os.environ.setdefault(name, value)
+    if tls is not None:
+        use(tls)
     try:
         from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
         from monarch.config import configure
     except ImportError as error:
         raise PluginError(
             f"runtime 'monarch': torchmonarch cannot be imported ({error}); "
-            "pip install torchmonarch==0.7.0"
+            f"pip install torchmonarch=={TESTED}"
         ) from error
     if imported:
         reload_config_from_env()

@@ -17,15 +17,15 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import ActorError, attach_to_workers, enable_transport, this_host
 from monarch.config import configure
 
-from forge_core import ForgeError, RunFailed, UsageError
+from forge_core import ForgeError, ReplicaSpec, RunFailed, UsageError
 from forge_core.processes.child import Child
 from forge_core.runtimes.devices import DeviceTable
-from forge_core.services.spec import ReplicaSpec
-from forge_monarch.addresses import knock, own_address, split
+from forge_monarch.addresses import knock, own_address, scheme_of, split
 from forge_monarch.ends import first_end, kill_groups
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.placement import check_services
-from forge_monarch.settings import THIS_HOST, MonarchSettings
+from forge_monarch.settings import THIS_HOST, MonarchSettings, TlsFiles
+from forge_monarch.tls import check_certificate, client_context
 from forge_monarch.warden import HostFacts, Warden
 
 LISTEN_LIMIT = 10.0
@@ -153,8 +153,9 @@ class Hosts:
         if settings.host_names() != [THIS_HOST]:
             end_orphans(settings.hang_after)
             configure(message_delivery_timeout=f"{RETURN_LIMIT:.0f}s")
+        self._tls = client_context(settings.tls) if settings.tls is not None else None
         if settings.hosts:
-            _speak_tcp(next(iter(settings.hosts.values())))
+            _listen_towards(next(iter(settings.hosts.values())), settings.tls)
 
     async def seat(self, names: Sequence[str], spec: ReplicaSpec, owner: Any) -> Seat:
         """Take a place for a replica; one that is started again gets the same devices.
@@ -213,7 +214,7 @@ class Hosts:
         """Whether it can be reached, if need be by a new connection: it was cut off and its worker
         has ended ours meanwhile, or the worker was started again."""
         address = self._settings.hosts.get(host.name)
-        if address is not None and await knock(address, ANSWER_LIMIT):
+        if address is not None and await knock(address, ANSWER_LIMIT, self._tls):
             return False
         if await host.answers():
             return True
@@ -282,7 +283,7 @@ class Hosts:
     async def _listens(self, name: str) -> None:
         address = self._addresses[name]
         try:
-            problem = await knock(address, LISTEN_LIMIT)
+            problem = await knock(address, LISTEN_LIMIT, self._tls)
         except UsageError as error:
             raise UsageError(f"runtime.hosts.{name}: {error}") from error
         if problem:
@@ -302,7 +303,7 @@ class Hosts:
             raise self._unreachable(name, cause_of(error)) from error
         _check_fits(self._label(name), facts, self._settings.hang_after)
         address = self._addresses.get(name, "")
-        reachable = split(address)[0] if address.startswith("tcp://") else facts.name
+        reachable = split(address)[0] if scheme_of(address) in ("tls", "tcp") else facts.name
         return Host(name, reachable, facts, mesh, warden)
 
     def _unreachable(self, name: str, why: str) -> RunFailed:
@@ -311,7 +312,7 @@ class Hosts:
             return RunFailed(f"{self._label(name)}: its worker does not serve ({why})")
         return RunFailed(
             f"{self._label(name)}: no worker answers at {address} ({why}); start one there with: "
-            f"forge worker {address}"
+            f"forge worker {address}{' --cert CERT --key KEY' if self._tls is not None else ''}"
         )
 
     def _label(self, name: str) -> str:
@@ -385,14 +386,16 @@ def _check_fits(label: str, there: HostFacts, hang_after: float) -> None:
         )
 
 
-def _speak_tcp(address: str) -> None:
+def _listen_towards(address: str, files: TlsFiles | None) -> None:
     """Have Monarch listen where the hosts reach us; must come before its first use."""
     try:
         ours = own_address(address)
     except UsageError as error:
         raise UsageError(f"runtime.hosts: {error}") from error
+    if files is not None:
+        check_certificate(files, ours, where="runtime.tls")
     try:
-        enable_transport(f"tcp://{ours}:0")
+        enable_transport(f"{scheme_of(address)}://{ours}:0")
     except RuntimeError as error:
         raise UsageError(
             "runtime.hosts: this process has used Monarch without hosts before, which cannot be "

@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from forge_core import Placement, UsageError
-from forge_core.run.plan import placements, samples
 from forge_monarch.settings import MonarchSettings
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig, StageConfig
+    from forge_core import RunConfig, StageConfig
 
 SERVICES = {
     "generator": "no generator is installed",
@@ -35,7 +34,7 @@ def check_placement(config: RunConfig) -> None:
     settings = config.runtime.settings
     if not isinstance(settings, MonarchSettings):
         return
-    stages = [placements(stage) for stage in config.stages]
+    stages = [stage.placements() for stage in config.stages]
     for service in settings.services:
         if service not in SERVICES:
             raise UsageError(
@@ -50,6 +49,35 @@ def check_placement(config: RunConfig) -> None:
         check_services(settings, services, there)
     for stage in config.stages:
         check_transport(settings, stage)
+    check_reach(settings)
+
+
+def check_reach(settings: MonarchSettings) -> None:
+    """Refuse hosts where whoever reaches their port could run code.
+
+    Raises:
+        UsageError: an address without TLS that is not a loopback one, certificates that are
+            missing, or a scheduler's network that is not said to be trusted.
+    """
+    if settings.hosts:
+        from forge_monarch.tls import check_protected, client_context  # asyncio and ssl are slow
+
+    for name, address in settings.hosts.items():
+        give = "runtime.tls.cert and runtime.tls.key"
+        check_protected(address, settings.tls, where=f"runtime.hosts.{name}", give=give)
+    if settings.hosts and settings.tls is not None:
+        client_context(settings.tls)
+    if settings.tls is not None and not settings.hosts:
+        raise UsageError("runtime.tls: is for runtime.hosts with tls:// addresses; there are none")
+    for name in ("slurm", "kubernetes"):
+        asked = getattr(settings, name)
+        if asked is not None and not asked.trust_network:
+            raise UsageError(
+                f"runtime.{name}: whoever reaches port {asked.port} of its workers could run code "
+                "as you, for Monarch starts them without TLS; set "
+                f"runtime.{name}.trust_network=true if only people you trust reach it, or start "
+                "forge worker with tls:// addresses there and name them under runtime.hosts"
+            )
 
 
 def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
@@ -59,9 +87,9 @@ def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
         UsageError: it works on one host, and they are on several.
     """
     transport = stage.transport
-    if transport is None or not transport.component.one_host or not samples(stage):
+    if transport is None or not transport.component.one_host or not stage.samples():
         return
-    services = placements(stage)
+    services = stage.placements()
     hosts = {
         service: {
             host: settings.machine(host)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Component, hookimpl
+from forge_core import BuildContext, Command, Component, Finding, hookimpl
 from forge_monarch.placement import check_placement
-from forge_monarch.settings import MonarchSettings
+from forge_monarch.settings import TESTED, MonarchSettings
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
+    from forge_core import RunConfig
     from forge_monarch.runtime import MonarchRuntime
 
 
 def build_monarch(settings: MonarchSettings, context: BuildContext) -> MonarchRuntime:
     from forge_monarch.engine import load
 
-    load(settings.hang_after)
+    load(settings.hang_after, settings.tls)
     from forge_monarch.runtime import MonarchRuntime
 
     return MonarchRuntime(settings)
@@ -34,6 +34,22 @@ MONARCH: Component[MonarchRuntime] = Component(
 @hookimpl
 def forge_runtimes() -> Iterable[Component[MonarchRuntime]]:
     yield MONARCH
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_core.doctor.engines import Engine
+
+    yield Engine(plugin="forge-rl-monarch", tested=TESTED, package="torchmonarch").finding()
+
+
+@hookimpl
+def forge_commands() -> Iterable[Command]:
+    yield Command(
+        name="worker",
+        target="forge_monarch.command:worker",
+        summary="Make this machine a host that runs elsewhere can use.",
+    )
 
 
 @hookimpl

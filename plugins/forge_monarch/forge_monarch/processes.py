@@ -13,10 +13,10 @@ from typing import Any
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import ActorError
 
-from forge_core import ReplicaDied
+from forge_core import ReplicaDied, ReplicaSpec
 from forge_core.processes.frames import dumps
+from forge_core.processes.logs import tail
 from forge_core.runtimes.rank import seen
-from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.causes import describe, failed_rank
 from forge_monarch.ends import describe_end
@@ -30,9 +30,6 @@ HALT_LIMIT = 5.0
 
 END_LIMIT = 0.5
 """Seconds in which it is known how a process ended that Monarch reports to have failed."""
-
-LOG_TAIL = 20
-"""Lines of a dead process's log that its error carries."""
 
 
 class Processes:
@@ -174,7 +171,7 @@ class Processes:
             return ReplicaDied(f"{named}{process} {how}")
         return ReplicaDied(
             f"{named}{process} {how}; its log: {log}",
-            log_tail=log.read_text(errors="replace").splitlines()[-LOG_TAIL:],
+            log_tail=tail(log),
         )
 
     async def _spawn(self, actor: type[Any], *args: Any, **kwargs: Any) -> list[Any]:

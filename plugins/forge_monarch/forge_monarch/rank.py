@@ -12,14 +12,16 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monarch.actor import Actor, concurrent_endpoint
 
+from forge_core import ReplicaSpec
 from forge_core.processes.frames import dumps
+from forge_core.processes.logs import keep_bounded
 from forge_core.runtimes.host import ComponentHost, rank_environment
 from forge_core.runtimes.wire import pack_error
-from forge_core.services.spec import ReplicaSpec
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.bootstrap import END
 
@@ -76,6 +78,7 @@ class Rank(Actor):
         self._boot = boot
         if boot.log is not None:
             _redirect(boot.log)
+            keep_bounded(Path(boot.log))
         sys.path.extend(entry for entry in boot.path if entry not in sys.path)
         os.environ.update(boot.env)
         with socket.socket() as probe:

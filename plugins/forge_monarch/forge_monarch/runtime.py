@@ -10,7 +10,7 @@ from typing import Any
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import ActorError, this_proc
 
-from forge_core.services.spec import ReplicaSpec
+from forge_core import ReplicaSpec
 from forge_monarch.engine import leave_at_exit
 from forge_monarch.hosts import Hosts
 from forge_monarch.owner import FailureSink, Owner, listen, unlisten

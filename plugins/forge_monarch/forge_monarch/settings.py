@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import Field, model_validator
 
 from forge_core import Settings
+
+TESTED = "0.7.0"
+"""Version of torchmonarch that this package was tested with, and pins."""
 
 THIS_HOST = "this"
 """Name of the machine that the controller runs on, where no hosts are named."""
@@ -21,6 +25,23 @@ class ServicePlacement(Settings):
     span: int = Field(
         1, ge=1, description="hosts that the processes of one replica are spread over, evenly"
     )
+
+
+class TlsFiles(Settings):
+    """Certificates in PEM. Each end shows its own and accepts those that ``ca`` has signed."""
+
+    cert: Path = Field(description="certificate of this host; names what others reach it by")
+    key: Path = Field(description="its private key, without a password")
+    ca: Path | None = Field(
+        None, description="authority that signs every host's certificate; null: cert, shared by all"
+    )
+
+
+_TRUST_NETWORK = Field(
+    False,
+    description="only people you trust reach the workers' port: Monarch starts them without TLS, "
+    "and whoever reaches one runs code as you",
+)
 
 
 class SlurmSettings(Settings):
@@ -40,6 +61,7 @@ class SlurmSettings(Settings):
     start_timeout: int | None = Field(
         None, ge=1, description="seconds to wait for the job to start; null: for ever"
     )
+    trust_network: bool = _TRUST_NETWORK
     extra: tuple[str, ...] = Field((), description="further arguments of sbatch")
 
 
@@ -56,6 +78,7 @@ class KubernetesSettings(Settings):
     start_timeout: int | None = Field(
         None, ge=1, description="seconds to wait for the pods; null: for ever"
     )
+    trust_network: bool = _TRUST_NETWORK
 
 
 class MonarchSettings(Settings):
@@ -64,7 +87,10 @@ class MonarchSettings(Settings):
     hosts: Mapping[str, str] = Field(
         default_factory=dict,
         description="name -> address of hosts where `forge worker` runs, such as "
-        "tcp://10.0.0.2:26600",
+        "tls://10.0.0.2:26600",
+    )
+    tls: TlsFiles | None = Field(
+        None, description="the controller's certificate, for hosts with tls:// addresses"
     )
     local_hosts: int = Field(
         0, ge=0, description="hosts to play on this machine, named local0, local1, ..."
@@ -117,7 +143,7 @@ class MonarchSettings(Settings):
             return THIS_HOST
         if host not in self.hosts:
             return host  # a node or a pod
-        name = self.hosts[host].removeprefix("tcp://").rpartition(":")[0]
+        name = self.hosts[host].partition("://")[2].rpartition(":")[0]
         return THIS_HOST if name == "localhost" or name.startswith("127.") else name
 
     def gpus_per_host(self) -> int | None:

@@ -6,34 +6,48 @@ import asyncio
 import signal
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
-from forge_core import PluginError, RunFailed
+from forge_core import PluginError, RunFailed, UsageError
 from forge_monarch.addresses import check_can_listen, split
 from forge_monarch.engine import load
+from forge_monarch.settings import TESTED, TlsFiles
+from forge_monarch.tls import check_certificate, check_protected
 
 LOOK_EVERY = 15.0
 """Seconds between two looks for processes whose controller is silent, until one says otherwise."""
 
 
-def serve(address: str) -> None:
+def serve(
+    address: str, cert: Path | None = None, key: Path | None = None, ca: Path | None = None
+) -> None:
     """Serve controllers, several at a time, until ctrl-C or SIGTERM.
 
     Args:
-        address: such as ``tcp://10.0.0.2:26600``; the name or number that controllers reach this
-            host by, not ``0.0.0.0``.
+        address: such as ``tls://10.0.0.2:26600``; the name or number that controllers reach this
+            host by, not ``0.0.0.0``. ``tcp://`` only on a loopback address.
+        cert: of this host, in PEM.
+        key: its private key.
+        ca: that signs the certificates of controllers; default: ``cert``, which all share.
 
     Raises:
-        UsageError: that is no address, none of this host, or its port is in use.
+        UsageError: that is no address, none of this host, its port is in use, or whoever reaches it
+            could run code.
         PluginError: Monarch cannot be imported, or is another than is needed.
         RunFailed: Monarch has stopped to serve.
     """
-    split(address)
+    if (cert is None) != (key is None) or (ca is not None and cert is None):
+        raise UsageError("forge worker: give --cert and --key together, and --ca only with them")
+    files = TlsFiles(cert=cert, key=key, ca=ca) if cert is not None and key is not None else None
+    check_protected(address, files, where="forge worker", give="--cert and --key")
+    if files is not None:
+        check_certificate(files, split(address)[0], where="forge worker")
     check_can_listen(address)
-    _serve(address)
+    _serve(address, files)
 
 
-def _serve(address: str) -> None:
-    load(hang_after=LOOK_EVERY)
+def _serve(address: str, files: TlsFiles | None = None) -> None:
+    load(hang_after=LOOK_EVERY, tls=files)
     from forge_monarch.hosts import end_orphans
 
     end_orphans(LOOK_EVERY)
@@ -46,7 +60,7 @@ async def _until_ended(address: str) -> None:
     except ImportError as error:
         raise PluginError(
             f"torchmonarch {version('torchmonarch')} does not fit: {error}; "
-            "pip install torchmonarch==0.7.0"
+            f"pip install torchmonarch=={TESTED}"
         ) from error
 
     ended = asyncio.Event()

@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, Placement, ReplicaDied, RunFailed, Selection
+from forge_core import (
+    BuildContext,
+    Component,
+    Placement,
+    Replica,
+    ReplicaDied,
+    ReplicaSpec,
+    RunFailed,
+    Runtime,
+    Selection,
+)
 from forge_core import Settings as NoSettings
-from forge_core.protocols import Replica, Runtime
-from forge_core.services import ReplicaSpec
 from forge_core.testing.context import bare_context
 from forge_monarch import replica as replica_module
 from forge_monarch.plugin import MONARCH
@@ -126,7 +134,7 @@ async def test_of_a_process_that_lost_its_outer_one_the_end_is_known(replica: Re
 CONTROLLER = """
 import asyncio, subprocess
 from forge_core import Component, Placement, Selection, Settings
-from forge_core.services import ReplicaSpec
+from forge_core import ReplicaSpec
 from forge_core.testing.context import bare_context
 from forge_monarch.plugin import MONARCH
 

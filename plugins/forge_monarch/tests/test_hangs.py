@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, Placement, Selection, Settings
-from forge_core.services import ReplicaSpec
+from forge_core import BuildContext, Component, Placement, ReplicaSpec, Selection, Settings
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import Run, small_config
 from forge_monarch.plugin import MONARCH

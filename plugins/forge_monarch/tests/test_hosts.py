@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Placement, Selection
-from forge_core.services import ReplicaSpec
+from forge_core import BuildContext, Placement, ReplicaSpec, Selection
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import Run, small_config, until, untimed
 from forge_monarch.plugin import MONARCH
-from forge_monarch.settings import MonarchSettings, ServicePlacement
+from forge_monarch.settings import MonarchSettings, ServicePlacement, TlsFiles
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "hosts.sh"
 NAMES = ("one", "two", "three")
-ADDRESSES = {name: f"tcp://10.77.0.{number}:26600" for number, name in enumerate(NAMES, 1)}
+ADDRESSES = {name: f"tls://10.77.0.{number}:26600" for number, name in enumerate(NAMES, 1)}
 
 
 def _spec(tmp_path: Path, name: str, index: int = 0, procs: int = 1) -> ReplicaSpec:
@@ -87,7 +86,15 @@ class Worker:
 
 
 @pytest.fixture(scope="module")
-def workers(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Worker]]:
+def tls(certify: Callable[..., TlsFiles]) -> TlsFiles:
+    """For the three hosts and this machine, as they see it."""
+    return certify(*(f"10.77.0.{number}" for number in (1, 2, 3, 254)))
+
+
+@pytest.fixture(scope="module")
+def workers(
+    hosts: None, tls: TlsFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Worker]]:
     """Three hosts, each with a worker that serves all tests; nothing is left of a run on them."""
     made = subprocess.run([SCRIPT, "up", "3"], capture_output=True, text=True, check=False)
     if made.returncode == 3:
@@ -101,7 +108,9 @@ def workers(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
             command = [SCRIPT, "exec", str(number), sys.executable, "-m", "forge_core", "worker"]
             with (logs / name).open("wb") as log:
                 process = subprocess.Popen(
-                    [*command, ADDRESSES[name]], stdout=log, stderr=subprocess.STDOUT
+                    [*command, ADDRESSES[name], "--cert", tls.cert, "--key", tls.key],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
                 )
             served[name] = Worker(number, process)
         until(lambda: all("waits for runs" in (logs / name).read_text() for name in NAMES))
@@ -117,12 +126,13 @@ def workers(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
         subprocess.run([SCRIPT, "down"], check=True)
 
 
-def _config(hosts: tuple[str, ...] = NAMES, /, **services: Any) -> dict[str, Any]:
+def _config(tls: TlsFiles, hosts: tuple[str, ...] = NAMES, /, **services: Any) -> dict[str, Any]:
     """A run whose services live there; its weights go through TorchStore."""
     return small_config(
         runtime={
             "use": "monarch",
             "hosts": {name: ADDRESSES[name] for name in hosts},
+            "tls": {"cert": str(tls.cert), "key": str(tls.key)},
             "services": services,
             "hang_after": 8.0,
         },
@@ -145,17 +155,19 @@ def _numbers(run: Run) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_runs_over_two_and_three_hosts_have_the_numbers_of_one_process(
-    runs: Callable[..., Run], workers: dict[str, Worker]
+    runs: Callable[..., Run], workers: dict[str, Worker], tls: TlsFiles
 ) -> None:
     """Both at a time on the same workers; one has a trainer whose ranks meet over the network."""
     local = runs(small_config(), name="local")
     assert local.end() == 0, local.printed
     two = runs(
-        _config(("one", "two"), trainer={"hosts": ["one"]}, generator={"hosts": ["two"]}),
+        _config(tls, ("one", "two"), trainer={"hosts": ["one"]}, generator={"hosts": ["two"]}),
         name="two",
     )
     three = runs(
-        _config(trainer={"hosts": ["one", "two"], "span": 2}, generator={"hosts": ["two", "three"]})
+        _config(
+            tls, trainer={"hosts": ["one", "two"], "span": 2}, generator={"hosts": ["two", "three"]}
+        )
         | {"trainer": {"use": "titan", "procs": 2}},
         name="three",
     )
@@ -184,10 +196,10 @@ def test_runs_over_two_and_three_hosts_have_the_numbers_of_one_process(
 
 @pytest.mark.slow
 def test_a_cut_generator_host_is_survived_and_comes_back(
-    runs: Callable[..., Run], workers: dict[str, Worker]
+    runs: Callable[..., Run], workers: dict[str, Worker], tls: TlsFiles
 ) -> None:
     run = runs(
-        _config(trainer={"hosts": ["one"]}, generator={"hosts": ["two", "three"]}),
+        _config(tls, trainer={"hosts": ["one"]}, generator={"hosts": ["two", "three"]}),
         "training.steps=100000",
     )
     run.until_step(10)
@@ -217,11 +229,11 @@ def test_a_cut_generator_host_is_survived_and_comes_back(
 
 @pytest.mark.slow
 def test_a_killed_controller_and_a_cut_trainer_host(
-    runs: Callable[..., Run], workers: dict[str, Worker]
+    runs: Callable[..., Run], workers: dict[str, Worker], tls: TlsFiles
 ) -> None:
     """What was run for a killed controller leaves the hosts, and another run on them goes on. That
     ends with its own cause when its trainer's host is cut off, and resumes when it is back."""
-    config = _config(trainer={"hosts": ["one"]}, generator={"hosts": ["two"]})
+    config = _config(tls, trainer={"hosts": ["one"]}, generator={"hosts": ["two"]})
     long = ("training.steps=100000", "checkpointing.save_interval=10")
     killed = runs(config, *long, name="killed")
     run = runs(config, *long, name="cut")

@@ -70,7 +70,12 @@ def test_a_run_on_hosts_of_slurm(slurm: dict[str, str], tmp_path: Path) -> None:
     config = small_config(
         runtime={
             "use": "monarch",
-            "slurm": {"nodes": 2, "python": sys.executable, "start_timeout": 120},
+            "slurm": {
+                "nodes": 2,
+                "python": sys.executable,
+                "start_timeout": 120,
+                "trust_network": True,
+            },
             "services": {"trainer": {"hosts": ["slurm0"]}, "generator": {"hosts": ["slurm1"]}},
         },
         transport={"use": "torchstore"},

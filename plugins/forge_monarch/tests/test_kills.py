@@ -23,11 +23,10 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core import Placement, ReplicaDied, Selection
+from forge_core import Placement, ReplicaDied, ReplicaSpec, Selection, derive_seed
 from forge_core.data.order import TaskOrder
 from forge_core.models.folder import load_model
-from forge_core.seeding import derive_seed
-from forge_core.services import Health, ReplicaSpec, Service
+from forge_core.services import Health, Service
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_core.testing.distributions import FakeSite
@@ -294,7 +293,9 @@ def check_deaths(watched: Watched, kills: int) -> None:
         if event["kind"] == "replica_restarted":
             assert event["data"]["seconds"] > 0
         if event["kind"] == "replica_died":
-            assert "was killed by SIGKILL" in event["message"]
+            # Of a process that was killed before it had told its pid, Monarch knows only silence.
+            unknown = "(process " not in event["message"] and "does not answer" in event["message"]
+            assert "was killed by SIGKILL" in event["message"] or unknown
 
 
 def check_episodes(watched: Watched) -> list[dict[str, Any]]:

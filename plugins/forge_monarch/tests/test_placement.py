@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from forge_core.testing.runs import small_config
 from forge_monarch.causes import describe, failed_rank
 from forge_monarch.jobs import slurm_job
 from forge_monarch.placement import check_services, hosts_of
-from forge_monarch.settings import MonarchSettings, ServicePlacement, SlurmSettings
+from forge_monarch.settings import MonarchSettings, ServicePlacement, SlurmSettings, TlsFiles
 from forge_monarch.worker import serve
 
-HOSTS = {"a": "tcp://10.0.0.1:26600", "b": "tcp://10.0.0.2:26600", "c": "tcp://10.0.0.3:26600"}
+HOSTS = {"a": "tls://10.0.0.1:26600", "b": "tls://10.0.0.2:26600", "c": "tls://10.0.0.3:26600"}
 
 
 def _settings(**services: Any) -> MonarchSettings:
@@ -46,6 +47,13 @@ def test_a_service_keeps_to_its_hosts() -> None:
 def test_a_replica_may_span_hosts() -> None:
     settings = _settings(trainer=ServicePlacement(hosts=("a", "b"), span=2))
     assert hosts_of(settings, "trainer", 0, 4) == ["a", "b"]
+
+
+@pytest.fixture
+def tls(certify: Callable[..., TlsFiles]) -> dict[str, str]:
+    """Section ``runtime.tls``."""
+    files = certify("10.0.0.1")
+    return {"cert": str(files.cert), "key": str(files.key)}
 
 
 def _refused(*overrides: str, **sections: Any) -> str:
@@ -221,26 +229,27 @@ def test_a_transport_of_one_host_between_two(
     assert "\n" not in message
 
 
-def test_a_transport_of_one_host_on_one() -> None:
+def test_a_transport_of_one_host_on_one(tls: dict[str, str]) -> None:
     services = {name: {"hosts": ["b"]} for name in ("trainer", "generator")}
     for runtime in (
-        {"hosts": HOSTS, "services": services},
+        {"hosts": HOSTS, "services": services, "tls": tls},
         {"hosts": {"a": "tcp://127.0.0.1:1", "b": "tcp://localhost:2"}},
         {"local_hosts": 2},
     ):
         Forge().check(small_config(runtime={"use": "monarch", **runtime}))
 
 
-def test_a_transport_that_nothing_goes_over() -> None:
+def test_a_transport_that_nothing_goes_over(tls: dict[str, str]) -> None:
     """Supervised training without evaluation starts no generator, wherever it would be."""
-    runtime = {"use": "monarch", "hosts": HOSTS, "services": {"trainer": {"hosts": ["b"]}}}
+    services = {"trainer": {"hosts": ["b"]}}
+    runtime = {"use": "monarch", "hosts": HOSTS, "services": services, "tls": tls}
     config = small_config(runtime=runtime, recipe={"use": "sft"})
     Forge().check(config)
     with pytest.raises(UsageError, match="works on one host"):
         Forge().check(config | {"eval_dataset": config["dataset"]})
 
 
-def test_a_transport_that_reaches_several_hosts() -> None:
+def test_a_transport_that_reaches_several_hosts(tls: dict[str, str]) -> None:
     services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
-    runtime = {"use": "monarch", "hosts": HOSTS, "services": services}
+    runtime = {"use": "monarch", "hosts": HOSTS, "services": services, "tls": tls}
     Forge().check(small_config(runtime=runtime, transport={"use": "torchstore"}))

@@ -12,7 +12,6 @@ import pytest
 
 from forge_core import Forge
 from forge_core.data.order import TaskOrder
-from forge_core.run.plan import early_context
 from forge_core.testing.runs import small_config
 
 CONFIG = small_config(
@@ -45,7 +44,7 @@ def ancestors(process: int, controller: int) -> set[int]:
 def order(steps: int) -> list[list[str]]:
     """The tasks of each step, as the run's order has them."""
     (stage,) = Forge().resolve(CONFIG).stages
-    context = early_context(stage)
+    context = stage.early_context()
     assert stage.dataset is not None
     dataset = stage.dataset.build(context)
     tasks = TaskOrder(len(dataset), context.seed)

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Selection
-from forge_core.protocols import Runtime
+from forge_core import BuildContext, Runtime, Selection
 from forge_core.testing.conformance.runtime import ProcessRuntimeConformance
 from forge_core.testing.context import bare_context
 from forge_monarch.plugin import MONARCH
@@ -56,7 +55,7 @@ class TestOnThisHost(ProcessRuntimeConformance):
 MANY_RUNS = """
     import asyncio
     from forge_core import Placement
-    from forge_core.services import ReplicaSpec
+    from forge_core import ReplicaSpec
     from forge_core.testing.context import bare_context, select
     from forge_monarch.plugin import MONARCH
     from forge_monarch.settings import MonarchSettings

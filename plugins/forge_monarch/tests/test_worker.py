@@ -6,61 +6,22 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_core.testing.command import process_environ
 from forge_core.testing.distributions import FakeSite
-from forge_core.testing.runs import until
+from forge_monarch.settings import TlsFiles
 
 FORGE = (sys.executable, "-m", "forge_core")
 
 
-class Worker:
-    """A worker on this machine."""
-
-    def __init__(self, folder: Path, *site: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        self._log = folder / "worker.txt"
-        environ = process_environ()
-        path = [*map(str, site), environ.get("PYTHONPATH", "")]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*FORGE, "worker", self.address],
-                stdout=log,
-                stderr=log,
-                env=environ
-                | {"PYTHONPATH": ":".join(filter(None, path)), "CUDA_VISIBLE_DEVICES": ""},
-            )
-        until(lambda: "waits for runs" in self.printed or self.process.poll() is not None)
-        assert self.process.poll() is None, self.printed
-
-    @property
-    def printed(self) -> str:
-        return self._log.read_text()
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    started: list[Worker] = []
-
-    def start(*site: Path) -> Worker:
-        started.append(Worker(tmp_path, *site))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_worker_says_where_it_waits_and_ends_in_good_order(
-    worker: Callable[..., Worker], number: signal.Signals
+    worker: Callable[..., Any], number: signal.Signals
 ) -> None:
     waiting = worker()
     assert f"worker at {waiting.address}: waits for runs; ctrl-C ends it" in waiting.printed
@@ -85,27 +46,35 @@ def _refused(*command: str) -> str:
     return line
 
 
-def test_a_port_in_use(worker: Callable[..., Worker]) -> None:
+def test_a_port_in_use(worker: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = _refused("worker", f"tcp://127.0.0.1:{port}")
     assert f"tcp://127.0.0.1:{port}: port {port} is in use" in line
 
 
-def test_an_address_of_another_host() -> None:
-    line = _refused("worker", "tcp://192.0.2.7:26600")
+def test_an_address_of_another_host(certify: Callable[..., TlsFiles]) -> None:
+    files = certify("192.0.2.7")
+    line = _refused("worker", "tls://192.0.2.7:26600", *_options(files))
     assert "192.0.2.7 is no address of this host; give one that others reach it by" in line
 
 
-def test_a_name_that_no_host_has(tmp_path: Path) -> None:
-    no_host = "tcp://no-such-host.invalid:26600"
-    assert "no host is known by the name 'no-such-host.invalid'" in _refused("worker", no_host)
+def _options(files: TlsFiles) -> list[str]:
+    return ["--cert", str(files.cert), "--key", str(files.key)]
+
+
+def test_a_name_that_no_host_has(tmp_path: Path, certify: Callable[..., TlsFiles]) -> None:
+    no_host = "tls://no-such-host.invalid:26600"
+    files = certify("no-such-host.invalid")
+    unknown = "no host is known by the name 'no-such-host.invalid'"
+    assert unknown in _refused("worker", no_host, *_options(files))
     line = _refused(
         *("run", "quickstart", "--runtime", "monarch", "--transport", "shm"),
         f"runtime.hosts={{far: '{no_host}'}}",
+        f"runtime.tls={{cert: {files.cert}, key: {files.key}}}",
         f"checkpointing.output_dir={tmp_path}",
     )
-    assert "runtime.hosts: no way to tcp://no-such-host.invalid:26600: no host is known" in line
+    assert "runtime.hosts: no way to tls://no-such-host.invalid:26600: no host is known" in line
 
 
 # In a process of its own: what Monarch listens on cannot change once it was used.
@@ -114,9 +83,10 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from forge_core import ForgeError, Placement, Selection
-from forge_core.services import ReplicaSpec
+from forge_core import ReplicaSpec
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_monarch import hosts
@@ -179,13 +149,13 @@ def _no_worker(address: str, why: str) -> str:
     )
 
 
-def test_more_processes_than_devices(worker: Callable[..., Worker], tmp_path: Path) -> None:
+def test_more_processes_than_devices(worker: Callable[..., Any], tmp_path: Path) -> None:
     error = _spawn(tmp_path, worker().address)
     assert error.startswith("UsageError: ")
     assert "replica 0 needs 1 GPUs (one for each of its procs) and 0 are free" in error
 
 
-def test_a_worker_of_other_versions(worker: Callable[..., Worker], tmp_path: Path) -> None:
+def test_a_worker_of_other_versions(worker: Callable[..., Any], tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     FakeSite(site)("torchmonarch", "", version="0.6.0", entry_points={})
@@ -200,16 +170,14 @@ def test_no_worker(tmp_path: Path) -> None:
     assert _spawn(tmp_path, address) == _no_worker(address, "connection refused")
 
 
-def test_a_worker_that_hangs_is_named_in_time(
-    worker: Callable[..., Worker], tmp_path: Path
-) -> None:
+def test_a_worker_that_hangs_is_named_in_time(worker: Callable[..., Any], tmp_path: Path) -> None:
     hung = worker()
     hung.process.send_signal(signal.SIGSTOP)
     assert _spawn(tmp_path, hung.address) == _no_worker(hung.address, "no answer in 3 s")
 
 
 def test_a_worker_that_dies_before_a_mesh_starts(
-    worker: Callable[..., Worker], tmp_path: Path
+    worker: Callable[..., Any], tmp_path: Path
 ) -> None:
     dying = worker()
     error = _spawn(tmp_path, dying.address, str(dying.process.pid))

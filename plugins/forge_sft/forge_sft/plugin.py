@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forge_core import BuildContext, Component, hookimpl
-from forge_core.protocols import Dataset, Loss, Recipe
+from forge_core import BuildContext, Component, Dataset, Loss, Recipe, hookimpl
 from forge_sft.checks import check_recipe, check_tasks, limits
 from forge_sft.datasets import jsonl
 from forge_sft.losses.settings import CrossEntropySettings
@@ -34,6 +33,7 @@ def forge_recipes() -> Iterable[Component[Recipe]]:
         check_tasks=check_tasks,
         limits=limits,
         summary="supervised fine-tuning on responses",
+        default=True,
     )
 
 

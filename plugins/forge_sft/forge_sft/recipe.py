@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from forge_core import DataError, TrainSequence
+from forge_core import DataError, TrainSequence, steps_for
 from forge_core.models.shape import model_window
-from forge_core.run.plan import steps_for
 from forge_sft.formatting import Rows
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import StageConfig
-    from forge_core.protocols import Dataset
-    from forge_core.run.stage import Stage
+    from forge_core import Dataset, RecipeContext, StageConfig
     from forge_sft.recipe_settings import SftSettings
 
 CHECKED_AT_ONCE = 100
@@ -46,7 +43,7 @@ class SftRecipe:
     def plan(self, config: StageConfig, dataset_length: int) -> int:
         return steps_for(config.training, _rows_per_step(config), dataset_length)
 
-    async def run(self, stage: Stage) -> None:
+    async def run(self, stage: RecipeContext) -> None:
         training = stage.config.training
         assert training.batch_size is not None
         rows = Rows(self.settings, stage.tokenizer, model_window(stage.context.model))
@@ -64,12 +61,14 @@ class SftRecipe:
             step.trained(result)
             step.record(
                 {
-                    "epoch": stage.tasks.position / len(stage.dataset),
+                    "epoch": stage.position / len(stage.dataset),
                     "rows_dropped": sum(dropped for _, dropped in drawn),
                 }
             )
 
-    def _draw(self, stage: Stage, rows: Rows, count: int) -> tuple[list[TrainSequence], int]:
+    def _draw(
+        self, stage: RecipeContext, rows: Rows, count: int
+    ) -> tuple[list[TrainSequence], int]:
         """The next rows that fit, in the data's order, and how many between them do not."""
         drawn: list[TrainSequence] = []
         dropped = 0
@@ -90,13 +89,13 @@ class SftRecipe:
         )
 
 
-async def _check(stage: Stage, rows: Rows) -> None:
+async def _check(stage: RecipeContext, rows: Rows) -> None:
     """Make every row that the stage will take, so that none fails hours later.
 
     Raises:
         DataError: one cannot be made; names it.
     """
-    first = stage.tasks.position
+    first = stage.position
     wanted = stage.total_steps * _rows_per_step(stage.config)
     for offset in range(len(stage.dataset)):
         if not wanted:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import DataError, Forge, Message, Selection, Task
-from forge_core.protocols import Dataset
+from forge_core import DataError, Dataset, Forge, Message, Selection, Task
 from forge_core.testing.conformance.dataset import DatasetConformance
 from forge_sft import plugin
 from forge_sft.datasets.jsonl import Jsonl, JsonlSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core import TrainSequence
-from forge_core.protocols import Loss
+from forge_core import Loss, TrainSequence
 from forge_core.tensors.batch import pack
 from forge_core.testing.conformance.loss import LossConformance
 from forge_sft.losses.cross_entropy import CrossEntropy

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.errors import DataError, UsageError
+from forge_core import DataError, UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,8 +56,12 @@ def _model(source: Path) -> PreTrainedModel:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(
+        source.parent, gguf_file=source.name, trust_remote_code=False
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, trust_remote_code=False
+    )
     # from_pretrained(gguf_file=...) does the same, but wants accelerate for it.
     weights = load_gguf_checkpoint(
         str(source), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
@@ -75,7 +79,7 @@ def _tokenizer(source: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source.parent, gguf_file=source.name
+        source.parent, gguf_file=source.name, trust_remote_code=False
     )
     # The file says only "smollm": GPT-2's rule, with every digit a token of its own. transformers
     # knows the first half of it.

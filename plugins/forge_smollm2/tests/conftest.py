@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge_core.errors import UsageError
+from forge_core import UsageError
 from forge_smollm2.convert import INSTALL, convert, gguf_file
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.attention.flex_attention import create_block_mask
 
 from forge_core.tensors.batch import PackedBatch
+from forge_core.tensors.compilation import missing_for_compilation
 from forge_titan.ranks import Ranks
 from forge_titan.titan import prepare_context_parallel_input
 
@@ -58,14 +59,17 @@ def split_batch(batch: PackedBatch, ranks: Ranks, window: int) -> Part:
         return (query >= key) & (sequence[query] == sequence[key])
 
     mask = create_block_mask(visible, 1, None, length, length, device=tokens.device.type)
-    mine, places, rest = prepare_context_parallel_input(
-        tokens[None],
-        torch.arange(length, device=tokens.device)[None],
-        {"positions": positions[None], "attention_masks": mask},
-        ranks.mesh("cp"),
-        ranks.device,
-        ranks.parallelism.context_parallel_load_balancer,
-    )
+    # It compiles a function of its own; the result is the same without.
+    uncompiled = tokens.device.type == "cpu" and missing_for_compilation() is not None
+    with torch.compiler.set_stance("force_eager" if uncompiled else "default"):
+        mine, places, rest = prepare_context_parallel_input(
+            tokens[None],
+            torch.arange(length, device=tokens.device)[None],
+            {"positions": positions[None], "attention_masks": mask},
+            ranks.mesh("cp"),
+            ranks.device,
+            ranks.parallelism.context_parallel_load_balancer,
+        )
     return Part(mine, rest["positions"], rest["attention_masks"], places[0])
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext
-from forge_core.models.shape import ModelShape
-from forge_core.run.memory import Memory, Workload, head_activations, layer_activations
+from forge_core import BuildContext, Memory, ModelShape, Workload
+from forge_core.models.activations import head_activations, layer_activations
 from forge_titan.degrees import STAGES_PER_RANK, Degrees, check_degrees
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from forge_core import ModelSection
 from forge_core.models.folder import check_folder
 from forge_titan.attention import PackedAttention
-from forge_titan.supported import check_config, check_rope
+from forge_titan.supported import check_config, check_model, check_rope
 from forge_titan.titan import (
     ComplexRoPE,
     CosSinRoPE,
@@ -39,7 +40,10 @@ def model_spec(folder: Path) -> ModelSpec:
         DataError: the folder is incomplete, or TorchTitan has no such model: names the field and
             what there is.
     """
-    check_folder(folder)
+    # Nothing in the folder runs, and pickled weights are not read: both are refused further on,
+    # with what this trainer has.
+    check_folder(folder, trust_remote_code=True, allow_pickle=True)
+    check_model(ModelSection(path=folder))
     config = _config(folder)
     where = f"model folder {folder}: config.json"
     check_config(config.to_dict(), where)
@@ -58,7 +62,7 @@ def padding_token(folder: Path) -> int | None:
 def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _model(config: Any, where: str) -> Any:

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Preset, hookimpl
-from forge_titan.settings import TRAINER
+from forge_core import Component, Finding, Preset, hookimpl
+from forge_titan.settings import TESTED, TRAINER
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
-    from forge_core.protocols import Trainer
+    from forge_core import RunConfig, Trainer
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -26,6 +25,13 @@ def forge_config_resolved(config: RunConfig) -> None:
 @hookimpl
 def forge_trainers() -> Iterable[Component[Trainer]]:
     yield TRAINER
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_core.doctor.engines import Engine
+
+    yield Engine(plugin="forge-rl-titan", tested=TESTED, package="torchtitan").finding()
 
 
 @hookimpl

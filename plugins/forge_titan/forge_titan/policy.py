@@ -11,9 +11,10 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forge_core.config.sections import DistributedSection
+from forge_core import DistributedSection, UsageError
 from forge_core.tensors import attention
 from forge_core.tensors.batch import PackedBatch
+from forge_core.tensors.compilation import missing_for_compilation
 from forge_core.tensors.rows import gather_rows
 from forge_titan import cpu
 from forge_titan.context import held, put_together, split_batch
@@ -49,7 +50,7 @@ class Policy:
 
     Raises:
         DataError: the folder cannot be loaded, or TorchTitan has no such model.
-        UsageError: TorchTitan has no such flavour.
+        UsageError: TorchTitan has no such flavour, or layers are to be compiled where torch cannot.
     """
 
     def __init__(
@@ -214,6 +215,10 @@ def _spread(
     """This rank's parts of the model, and the pipeline that they are stages of, if any."""
     saving = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
     checkpointing = saving[distributed.activation_checkpoint]
+    if distributed.compile and ranks.device.type == "cpu":
+        missing = missing_for_compilation()
+        if missing is not None:
+            raise UsageError(f"distributed.compile: torch cannot compile without {missing}")
     compiling = CompileConfig(enable=distributed.compile, components=["model"])
     if not ranks.wraps:
         if checkpointing is not None:

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from forge_core import UsageError
-from forge_core.component import BuildContext
+from forge_core import BuildContext, UsageError
 from forge_titan.degrees import Degrees, check_degrees
 from forge_titan.titan import ParallelDims, ParallelismConfig
 
@@ -88,6 +87,14 @@ class Ranks:
             return [value]
         values: list[Any] = [None] * mesh.size()
         dist.all_gather_object(values, value, group=mesh.get_group())
+        return values
+
+    def from_all(self, value: T) -> Sequence[T]:
+        """What every rank gives, in their order. A collective."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
         return values
 
     def from_stage(

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Location, Settings
-from forge_core.errors import PluginError
-from forge_core.run.cautions import bfloat16_weights
+from forge_core import BuildContext, Component, Location, PluginError, Settings
+from forge_core.models.precision import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory
@@ -76,7 +75,7 @@ def require_torchtitan() -> None:
     """Make sure that TorchTitan is there; another release than the tested one is warned of.
 
     Raises:
-        PluginError: it is not; names the command that mends it.
+        PluginError: it is not; names the command that fixes it.
     """
     import warnings
     from importlib import metadata

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from forge_core import DataError
 from forge_titan.ranks import Ranks
+from forge_titan.safe_state import SafePlanner, SafeReader
 
 FOLDER = "trainer_state"
 """Beside the weights in a checkpoint."""
@@ -40,7 +41,7 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
     stay as they were built from the config, which may differ from the checkpoint's on a resume.
 
     Raises:
-        DataError: the folder has no such state.
+        DataError: the folder has no such state, or one that would run code when read.
     """
     if not (folder / FOLDER).is_dir():
         raise DataError(f"checkpoint {folder}: lacks {FOLDER}, which trainer titan writes")
@@ -51,7 +52,12 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
         "random": torch.get_rng_state(),
     }
     with _quiet():
-        load(state, checkpoint_id=folder / FOLDER, no_dist=ranks.world_size == 1)
+        load(
+            state,
+            storage_reader=SafeReader(folder / FOLDER),
+            planner=SafePlanner(),
+            no_dist=ranks.world_size == 1,
+        )
         optimizers.load_state_dict(state["optimizer"])
         schedulers.load_state_dict(state["scheduler"])
     for optimizer, scheduler, own in zip(optimizers, schedulers, settings, strict=True):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forge_core.config.sections import ModelSection
-from forge_core.errors import DataError
+from forge_core import DataError, ModelSection
 from forge_core.models.shape import model_config
 
 ARCHITECTURES = ("llama", "qwen3")

@@ -12,15 +12,18 @@ import torch
 
 from forge_core import (
     BuildContext,
+    Loss,
     RunFailed,
     StepResult,
     TrainSequence,
+    Transport,
     UsageError,
     WeightManifest,
+    WeightsNotFinite,
 )
 from forge_core.models.folder import copy_tokenizer
-from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
+from forge_core.tensors.finite import first_not_finite
 from forge_core.tensors.float32 import set_float32
 from forge_core.tensors.loss_step import LossStep
 from forge_core.tensors.metric_sums import MetricSums
@@ -41,7 +44,7 @@ EMPTY = TrainSequence([0], [False])
 
 
 class TitanTrainer:
-    """Implements ``forge_core.protocols.Trainer``, on one rank or on one of many.
+    """Implements ``forge_core.Trainer``, on one rank or on one of many.
 
     Every rank is called with the same arguments, trains on its share of the sequences, and returns
     the same result. A step in which the loss counts nothing changes neither weights nor optimizer;
@@ -160,6 +163,7 @@ class TitanTrainer:
     async def publish(self, version: int) -> WeightManifest:
         if self._transport is None:
             raise UsageError("transport.use: trainer titan was built without a transport")
+        self._check_weights()
         manifest: WeightManifest | None = None
         if getattr(type(self._transport), "sharded", False):
             manifest = await self._transport.publish(version, hf_shards(self.policy))
@@ -173,6 +177,7 @@ class TitanTrainer:
         return published
 
     async def save(self, folder: Path) -> None:
+        self._check_weights()
         save_weights(self.policy, self.folder, folder)
         if self.ranks.rank == 0:
             copy_tokenizer(self.folder, folder)
@@ -273,7 +278,27 @@ class TitanTrainer:
         self.optimizers.step()
         return norm
 
+    def _check_weights(self) -> None:
+        """A collective, so that every rank stops before the next one.
+
+        Raises:
+            WeightsNotFinite: names the tensor.
+        """
+        if trouble := next(filter(None, self.ranks.from_all(self._bad_weight())), None):
+            raise self._not_finite(trouble)
+
+    def _bad_weight(self) -> str | None:
+        parts = ((name, local(value)) for name, value in self.policy.named_parameters())
+        return first_not_finite(parts)
+
+    def _not_finite(self, trouble: str) -> WeightsNotFinite:
+        return WeightsNotFinite(
+            f"after step {self.steps_done}: {trouble}", component="trainer titan"
+        )
+
     def _failed(self, trouble: str) -> RunFailed:
+        if bad := self._bad_weight():  # of a step before, and the cause of this trouble
+            return self._not_finite(bad)
         return RunFailed(
             f"step {self.steps_done + 1}: {trouble}; the weights are as they were before it",
             component="trainer titan",

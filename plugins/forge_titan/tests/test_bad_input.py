@@ -11,8 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from forge_core import BuildContext, DataError, ForgeError, PluginError, TrainSequence, UsageError
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    DataError,
+    DistributedSection,
+    ForgeError,
+    ModelSection,
+    PluginError,
+    TrainingSection,
+    TrainSequence,
+    UsageError,
+)
 from forge_core.models.folder import materialize
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core import BuildContext, Component, Selection, TrainSequence
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelSection,
+    Selection,
+    TrainingSection,
+    TrainSequence,
+)
 from forge_core.models.folder import load_model, materialize
 from forge_core.testing.policies import policy_init
-from forge_core.testing.ranks import RankPool, Together
+from forge_core.testing.ranks import RankError, RankPool, Together
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_titan.settings import TRAINER, TitanTrainerSettings
@@ -21,6 +28,9 @@ STEPS = 20
 LOSSES: dict[str, Component[Any]] = {
     component.name: component for component in (*sft_losses(), *grpo_losses())
 }
+TRAINING = TrainingSection(
+    learning_rate=1e-2, steps=STEPS, weight_decay=0.1, warmup_steps=2, schedule="cosine"
+)
 LAYOUTS = {
     "fsdp": {"strategy": "fsdp"},
     "replicate": {"strategy": "ddp"},
@@ -54,15 +64,18 @@ def make_model(folder: Path, architecture: str, layers: int = 2) -> Path:
 
 
 def build(
-    pool: RankPool, folder: Path, loss: str, layout: dict[str, Any], ranks: int = 2
+    pool: RankPool,
+    folder: Path,
+    loss: str,
+    layout: dict[str, Any],
+    ranks: int = 2,
+    **training: Any,
 ) -> Together:
     component = LOSSES[loss]
     settings = {"kl_coef": 0.1, "entropy_coef": 0.01} if loss == "grpo" else {}
     context = BuildContext(
         model=ModelSection(path=folder),
-        training=TrainingSection(
-            learning_rate=1e-2, steps=STEPS, weight_decay=0.1, warmup_steps=2, schedule="cosine"
-        ),
+        training=TRAINING.model_copy(update=training),
         distributed=DistributedSection(**layout),
         loss=Selection(family="loss", component=component, settings=component.settings(**settings)),
     )
@@ -164,6 +177,21 @@ async def test_a_checkpoint_of_one_rank_goes_on_on_two(
         await trainer.load(tmp_path)
         assert_same(await losses(trainer, 3, 6), expected)
         await trainer.close()
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
+async def test_every_rank_stops_where_weights_are_not_finite(
+    ranks: RankPool, model: Path, tmp_path: Path, layout: str
+) -> None:
+    """None of them goes on into a collective that the others do not come to."""
+    huge = {"learning_rate": 1e38, "weight_decay": 10.0, "warmup_steps": 0}
+    trainer = build(ranks, model, "cross_entropy", LAYOUTS[layout], **huge)
+    await trainer.train_step(batch(0))
+    for call in (trainer.save(tmp_path), trainer.train_step(batch(1))):
+        with pytest.raises(RankError, match=r"WeightsNotFinite: .*after step 1: weight \S+ is not"):
+            await call
+    assert list(tmp_path.iterdir()) == []
+    await trainer.close()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

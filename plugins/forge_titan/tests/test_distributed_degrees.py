@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import UsageError
-from forge_core.config.sections import DistributedSection, ModelSection
+from forge_core import DistributedSection, ModelSection, UsageError
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init
 from forge_titan.degrees import Degrees, check_degrees, resolve_degrees

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core import BuildContext, Component, Selection, TrainSequence
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelSection,
+    Selection,
+    Trainer,
+    TrainingSection,
+    TrainSequence,
+)
 from forge_core.models.folder import materialize
-from forge_core.protocols import Trainer
 from forge_core.testing.policies import policy_init
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses

@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, Selection, TrainSequence
-from forge_core.config.sections import DistributedSection, ModelInit, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelInit,
+    ModelSection,
+    Selection,
+    TrainingSection,
+    TrainSequence,
+    Workload,
+)
 from forge_core.models.folder import materialize
 from forge_core.models.shape import model_shape
-from forge_core.run.memory import Workload
 from forge_core.testing.context import bare_context
 from forge_core.testing.ranks import RankPool
 from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_8B

@@ -103,6 +103,18 @@ def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
     assert len(list(state.glob("*.distcp"))) == 2
 
 
+def test_sequences_are_split_where_torch_cannot_compile(tmp_path: Path) -> None:
+    """Context parallelism compiles a function of its own."""
+    result = run_as_process(
+        *("run", "quickstart", "--trainer", "titan", "--nproc-per-node", "2", "~stages.grpo"),
+        "distributed.context_parallel_degree=2",
+        cwd=tmp_path,
+        environ={**SMALL, "ATEN_CPU_CAPABILITY": "default"},
+        timeout=300,
+    )
+    assert result.exit_code == 0, result.stderr
+
+
 @pytest.mark.parametrize(
     ("mishap", "told"),
     [

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core import Selection, TrainSequence
-from forge_core.config.sections import DistributedSection, TrainingSection
-from forge_core.protocols import Trainer
+from forge_core import (
+    DistributedSection,
+    Selection,
+    Trainer,
+    TrainingSection,
+    TrainSequence,
+    UsageError,
+)
 from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_core.testing.context import bare_context
 from forge_grpo.plugin import forge_losses as grpo_losses
@@ -93,12 +98,22 @@ async def test_no_forward_pass_is_larger_than_allowed(tiny_model: Path) -> None:
     await whole.close()
 
 
+def test_layers_that_cannot_be_compiled_are_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "missing_for_compilation", lambda: "a C++ compiler (g++)")
+    context = bare_context(tiny_model, distributed=DistributedSection(compile=True))
+    with pytest.raises(UsageError, match=r"distributed\.compile: .* without a C\+\+ compiler"):
+        _selection().build(context)
+
+
 async def test_compiled_layers_take_any_number_of_sequences(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers are compiled without graph breaks, so one recompilation too many ends a run."""
     traced_only = functools.partial(policy.CompileConfig, backend="aot_eager")
     monkeypatch.setattr(policy, "CompileConfig", traced_only)
+    monkeypatch.setattr(policy, "missing_for_compilation", lambda: None)
     torch._dynamo.reset()
     compiled = _selection().build(
         bare_context(tiny_model, distributed=DistributedSection(compile=True))

@@ -9,8 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forge_core import BuildContext, Component, Selection, Settings, TrainSequence
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+from forge_core import (
+    BuildContext,
+    Component,
+    DistributedSection,
+    ModelSection,
+    Selection,
+    Settings,
+    TrainingSection,
+    TrainSequence,
+)
 from forge_core.models.folder import load_tokenizer, materialize
 from forge_core.testing.conformance.trainer import LOSSES, TRAINING, make_sequences
 from forge_core.testing.policies import policy_init

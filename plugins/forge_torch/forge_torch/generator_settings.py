@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Limits, Location, Settings
-from forge_core.errors import ConfigError
+from forge_core import BuildContext, Component, ConfigError, Limits, Location, Settings
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
@@ -106,4 +105,5 @@ GENERATOR: Component[TorchGenerator] = Component(
     location=generator_location,
     limits=generator_limits,
     summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
+    default=True,
 )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, hookimpl
+from forge_core import Component, Finding, hookimpl
 from forge_torch.generator_settings import GENERATOR
 from forge_torch.trainer_settings import TRAINER
 from forge_torch.transports.components import CUDA_IPC, MEMORY, SHM
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
-    from forge_core.protocols import Generator, Trainer, Transport
+    from forge_core import Generator, RunConfig, Trainer, Transport
 
 
 @hookimpl
@@ -20,6 +20,13 @@ def forge_config_resolved(config: RunConfig) -> None:
     from forge_core.runtimes.devices import check_device  # imports asyncio, which is slow
 
     check_device(config, TRAINER, GENERATOR)
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_torch.health import shared_memory
+
+    yield from shared_memory(Path("/dev/shm"))
 
 
 @hookimpl

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Location, Settings
-from forge_core.errors import UsageError
-from forge_core.run.cautions import bfloat16_weights
-from forge_core.run.memory import (
+from forge_core import (
+    BuildContext,
     Checkpointing,
+    Component,
+    Location,
     Memory,
+    Settings,
+    UsageError,
     Workload,
-    head_activations,
-    layer_activations,
 )
+from forge_core.models.activations import head_activations, layer_activations
+from forge_core.models.precision import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
 
 if TYPE_CHECKING:
@@ -149,4 +151,5 @@ TRAINER: Component[TorchTrainer] = Component(
     memory=trainer_memory,
     location=trainer_location,
     summary="Hugging Face causal language models in one process, on CPU or CUDA",
+    default=True,
 )

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import ConfigError, DataError, Sampling, Selection
-from forge_core.config.sections import ModelSection
-from forge_core.protocols import Generator, Transport
+from forge_core import (
+    ConfigError,
+    DataError,
+    Generator,
+    ModelSection,
+    Sampling,
+    Selection,
+    Transport,
+)
 from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init

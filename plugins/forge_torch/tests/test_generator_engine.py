@@ -15,13 +15,13 @@ import torch
 from forge_core import (
     ConfigError,
     DataError,
+    ModelSection,
     RunFailed,
     Sampling,
     Selection,
     WeightManifest,
     WeightMismatch,
 )
-from forge_core.config.sections import ModelSection
 from forge_core.models.folder import load_model, materialize
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init

@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core import Selection, TrainSequence, UsageError
-from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
-from forge_core.protocols import Trainer
+from forge_core import (
+    DistributedSection,
+    ModelSection,
+    Selection,
+    Trainer,
+    TrainingSection,
+    TrainSequence,
+    UsageError,
+)
 from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_torch.trainer.trainer import TorchTrainer
 from forge_torch.trainer_settings import TRAINER, TorchTrainerSettings

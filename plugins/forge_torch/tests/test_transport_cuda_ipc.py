@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from forge_core import BuildContext, Component, ConfigError, Forge, Selection
-from forge_core.protocols import Transport
+from forge_core import BuildContext, Component, ConfigError, Forge, Selection, Transport
 from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import CUDA_IPC, CudaIpcSettings
 from forge_torch.transports.cuda_ipc import CudaIpcTransport

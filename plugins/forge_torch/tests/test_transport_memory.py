@@ -8,8 +8,7 @@ import weakref
 import pytest
 import torch
 
-from forge_core import Selection
-from forge_core.protocols import Transport
+from forge_core import Selection, Transport
 from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.transport import TransportConformance
 from forge_torch.transports import memory

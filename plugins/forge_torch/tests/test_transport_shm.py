@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core import ForgeError, RunFailed, Selection, UsageError
-from forge_core.protocols import Transport
+from forge_core import ForgeError, RunFailed, Selection, Transport, UsageError
 from forge_core.tensors.checksum import checksum
 from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import SHM, ShmSettings
@@ -242,3 +241,15 @@ async def test_weights_can_travel_in_another_type(tmp_path: Path) -> None:
     assert manifest.bytes == 5 * 3 * 2 + 4 * 8
     assert manifest.checksum == checksum(fetched.items())
     await end.close()
+
+
+@pytest.mark.parametrize("damage", [b"\x00", b"{}", b"[]", b"\xff\xfe"], ids=str)
+async def test_a_damaged_index_is_named(tmp_path: Path, damage: bytes) -> None:
+    writer, reader = ShmTransport("c", folder=tmp_path), ShmTransport("c", folder=tmp_path)
+    await writer.publish(0, numbered(0).items())
+    (index,) = tmp_path.rglob("version-0.json")
+    index.write_bytes(damage)
+    with pytest.raises(RunFailed, match=r"transport shm: the index of published weights is dam"):
+        await expect(reader, 0, numbered(0))
+    await reader.close()
+    await writer.close()

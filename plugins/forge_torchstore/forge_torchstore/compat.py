@@ -6,7 +6,7 @@ spawned and whenever a handle on it is pickled or unpickled, so in every process
 do the same.
 
 Monarch pickles actor classes by reference. ``Controller`` here is a subclass, so that whoever
-unpickles a handle on it imports this module, which mends the endpoints in that process too.
+unpickles a handle on it imports this module, which patches the endpoints in that process too.
 
 Nothing is changed where a class is all of one kind.
 """
@@ -53,13 +53,13 @@ def _as_async(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, A
     return endpoint
 
 
-MENDED = {
+PATCHED = {
     actor.__name__: unmix_endpoints(actor)
     for actor in (torchstore.controller.Controller, torchstore.storage_volume.StorageVolume)
 }
 """Actor class -> endpoints that were made async; empty lists where nothing was needed."""
 
-if MENDED["Controller"]:
+if PATCHED["Controller"]:
 
     class Controller(torchstore.controller.Controller):  # type: ignore[misc]
         """TorchStore's own, under a name that leads to this module."""

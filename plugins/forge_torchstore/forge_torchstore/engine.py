@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_core import PluginError, UsageError
 from forge_core.processes.descriptors import raise_limit
+from forge_torchstore.settings import TESTED
 
 TUNING = {
     # Bytes of the longest message. The default of 10 MB ends the client at a longer one, and
@@ -21,7 +22,7 @@ TUNING = {
 """Variables that Monarch reads when it is imported; those that are set already are left alone."""
 
 INSTALL = (
-    "pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore==0.1.2 "
+    f"pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore=={TESTED} "
     "(its metadata pins an older torch and Monarch)"
 )
 
@@ -35,7 +36,7 @@ CALLS = {
 
 
 def load() -> Any:
-    """Import Monarch and TorchStore, and mend what does not fit. Returns TorchStore.
+    """Import Monarch and TorchStore, and patch what does not fit. Returns TorchStore.
 
     Raises:
         PluginError: one is not installed, or the two do not fit.
@@ -55,7 +56,7 @@ def load() -> Any:
     if imported:
         reload_config_from_env()
     check_api(torchstore)
-    import forge_torchstore.compat  # noqa: F401  (mends on import)
+    import forge_torchstore.compat  # noqa: F401  (patches on import)
 
     _check_world()
     return torchstore

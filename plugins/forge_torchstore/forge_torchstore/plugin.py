@@ -5,17 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import Component, UsageError, hookimpl
-from forge_torchstore.settings import TORCHSTORE
+from forge_core import Component, Finding, UsageError, hookimpl
+from forge_torchstore.settings import TESTED, TORCHSTORE
 
 if TYPE_CHECKING:
-    from forge_core.config.resolve import RunConfig
-    from forge_core.protocols import Transport
+    from forge_core import RunConfig, Transport
 
 
 @hookimpl
 def forge_transports() -> Iterable[Component[Transport]]:
     yield TORCHSTORE
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_core.doctor.engines import Engine
+
+    yield Engine(
+        plugin="forge-rl-torchstore",
+        tested=TESTED,
+        package="torchstore",
+        options="--no-deps",  # its metadata pins versions of torch and Monarch it does not need
+    ).finding()
 
 
 @hookimpl

@@ -21,7 +21,7 @@ from typing import Any
 import torchstore
 from monarch.actor import Actor, ActorError, concurrent_endpoint
 
-import forge_torchstore.compat  # noqa: F401  (mends TorchStore's classes where they need it)
+import forge_torchstore.compat  # noqa: F401  (patches TorchStore's classes where they need it)
 from forge_core import WeightManifest
 from forge_torchstore.segments import host_id
 from forge_torchstore.strategy import NearestVolume

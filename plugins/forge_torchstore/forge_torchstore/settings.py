@@ -11,6 +11,8 @@ from forge_core import BuildContext, Component, Settings
 if TYPE_CHECKING:
     from forge_torchstore.transport import TorchStoreTransport
 
+TESTED = "0.1.2"
+"""Version of torchstore that this package was tested with."""
 
 Storage = Literal["process", "colocated"]
 

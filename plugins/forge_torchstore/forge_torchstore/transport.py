@@ -111,7 +111,7 @@ class TorchStoreTransport:
     async def publish(
         self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> WeightManifest:
-        """Copy this rank's weights and put them. See ``forge_core.protocols.Transport``.
+        """Copy this rank's weights and put them. See ``forge_core.Transport``.
 
         Raises:
             ValueError: the version is not higher than the last, a name comes twice, or a tensor's

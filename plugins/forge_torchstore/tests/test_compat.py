@@ -60,8 +60,8 @@ def test_classes_of_one_kind_are_left_alone(actor: type) -> None:
 
 
 def test_the_installed_torchstore_needs_it() -> None:
-    assert compat.MENDED["Controller"] != []
-    assert compat.MENDED["StorageVolume"] == []
+    assert compat.PATCHED["Controller"] != []
+    assert compat.PATCHED["StorageVolume"] == []
     assert torchstore.api.Controller is compat.Controller
     assert shared_volume.usable()
 
@@ -78,7 +78,7 @@ def test_a_newer_torchstore_keeps_its_own_classes() -> None:
 
         torchstore.controller.Controller = torchstore.api.Controller = Controller
         import forge_torchstore.compat as compat
-        assert compat.MENDED == {"Controller": [], "StorageVolume": []}
+        assert compat.PATCHED == {"Controller": [], "StorageVolume": []}
         assert torchstore.api.Controller is Controller
         assert not hasattr(compat, "Controller")
     """

@@ -88,7 +88,7 @@ def selected(kind: Any) -> Selection[Any]:
         build=lambda settings, context: kind(context),
         summary="",
     )
-    return Selection(family="generator", component=component, settings=Settings())
+    return Selection(family="example", component=component, settings=Settings())
 
 
 @pytest.mark.usefixtures("no_process_left")

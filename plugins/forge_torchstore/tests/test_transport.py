@@ -18,8 +18,7 @@ import cloudpickle
 import pytest
 import torch
 
-from forge_core import BuildContext, RunFailed, Selection
-from forge_core.protocols import Transport
+from forge_core import BuildContext, RunFailed, Selection, Transport
 from forge_core.testing.conformance import transport as conformance
 from forge_core.testing.conformance.transport import (
     Target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from forge_core.types import WeightManifest
+from forge_core import WeightManifest
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from forge_core.component import BuildContext
-from forge_core.errors import ConfigError
+from forge_core import BuildContext, ConfigError
 from forge_vllm.settings import VllmSettings
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ def engine_args(settings: VllmSettings, context: BuildContext) -> AsyncEngineArg
     contract = {
         "model": path,
         "tokenizer": path,
+        "trust_remote_code": context.model.trust_remote_code,
         "runner": "generate",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,

@@ -8,20 +8,27 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
-from forge_core.component import BuildContext
-from forge_core.errors import (
+from forge_core import (
+    BuildContext,
+    Completion,
+    CompletionPart,
     ConfigError,
     DataError,
     ForgeError,
     NoRoom,
     PromptRefused,
+    Sampling,
+    WeightManifest,
     WeightMismatch,
 )
 from forge_core.models.folder import check_folder
-from forge_core.tested_versions import TESTED_ENGINES
-from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
+from forge_core.tensors.compilation import missing_for_compilation
+from forge_vllm import names
 from forge_vllm.engine_args import engine_args, refusal, set_environment
-from forge_vllm.names import vllm_version
+from forge_vllm.kernels import (
+    children_run_uncompiled,
+    run_uncompiled_here,
+)
 from forge_vllm.sampling import (
     RequestParams,
     check_sampling,
@@ -33,7 +40,9 @@ from forge_vllm.settings import VllmSettings, check_transport, generator_locatio
 from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:
-    from forge_core.protocols import Transport
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from forge_core import Transport
     from forge_vllm.engine import Engine
     from forge_vllm.server import PolicyServer
 
@@ -51,10 +60,14 @@ class VllmGenerator:
     def __init__(self, settings: VllmSettings, context: BuildContext) -> None:
         if context.model.path is None:
             raise ConfigError("model.path: generator vllm needs a model folder")
-        check_folder(context.model.path)
-        version, tested = vllm_version(), TESTED_ENGINES["vllm"]
-        if version != tested:
-            log.warning("vLLM %s is not the version tested with Forge: %s", version, tested)
+        check_folder(
+            context.model.path,
+            trust_remote_code=context.model.trust_remote_code,
+            allow_pickle=context.model.allow_pickle,
+        )
+        version = names.vllm_version()
+        if version != names.TESTED:
+            log.warning("vLLM %s is not the version tested with Forge: %s", version, names.TESTED)
         self._settings = settings
         self._context = context
         self._transport: Transport | None = None
@@ -201,13 +214,17 @@ class VllmGenerator:
         set_environment()
         args = engine_args(self._settings, self._context)
         separate = generator_location(self._settings).own_process
+        uncompiled = self._runs_uncompiled(args)
         try:
             check_model(args, separate=separate)
             if separate:
                 check_transport(self._context, "a GPU")
                 from forge_vllm.separate import SeparateEngine
 
-                return SeparateEngine(args, self._context)
+                with children_run_uncompiled() if uncompiled else nullcontext():
+                    return SeparateEngine(args, self._context)
+            if uncompiled:
+                run_uncompiled_here()
             from forge_vllm.inprocess import InProcessEngine
 
             if self._context.transport is not None:
@@ -217,6 +234,20 @@ class VllmGenerator:
             raise
         except Exception as error:
             raise refusal(error) from error
+
+    @staticmethod
+    def _runs_uncompiled(args: AsyncEngineArgs) -> bool:
+        """Whether what vLLM compiles by default is to run as it is, since it cannot be compiled."""
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cpu() or (missing := missing_for_compilation()) is None:
+            return False
+        if not args.enforce_eager:
+            raise ConfigError(
+                f"generator.engine.enforce_eager: vLLM cannot compile the model without {missing}"
+            )
+        log.info("vLLM's sampler runs uncompiled, without %s", missing)
+        return True
 
     def _most_tokens(self, prompt: Sequence[int], sampling: Sampling) -> int:
         """Tokens that a completion may have; raises for what cannot be sampled."""

@@ -26,8 +26,7 @@ from vllm.triton_utils import dispatcher
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from forge_core.errors import ConfigError, ReplicaDied
-from forge_core.types import WeightManifest
+from forge_core import ConfigError, ReplicaDied, WeightManifest
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
 from forge_vllm.weights import Copied, copy_some
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
-    from forge_core.protocols import Transport
+    from forge_core import Transport
 
 Receiver = Callable[[Any], None]
 """Takes a result or an exception, on the event loop."""

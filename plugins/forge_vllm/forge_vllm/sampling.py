@@ -7,9 +7,15 @@ from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from forge_core.errors import DataError, RunFailed
-from forge_core.seeding import derive_seed
-from forge_core.types import Completion, CompletionPart, FinishReason, Sampling
+from forge_core import (
+    Completion,
+    CompletionPart,
+    DataError,
+    FinishReason,
+    RunFailed,
+    Sampling,
+    derive_seed,
+)
 from forge_vllm.engine import Spans
 
 if TYPE_CHECKING:

@@ -15,16 +15,15 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from forge_core.errors import ForgeError, ReplicaDied, WeightMismatch
+from forge_core import ForgeError, ReplicaDied, WeightManifest, WeightMismatch
 from forge_core.processes.frames import dumps
-from forge_core.types import WeightManifest
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    from forge_core.component import BuildContext
+    from forge_core import BuildContext
 
 T = TypeVar("T")
 
@@ -220,9 +219,10 @@ class SeparateEngine:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started meanwhile are deaf to ctrl-C, which goes to all of a terminal's processes:
-    the engine ends when its generator is closed, after the run has written its checkpoint."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes started meanwhile are deaf to ctrl-C and to the loss of the terminal, which go to
+    all of a terminal's processes: the engine ends when its generator is closed, after the run has
+    written its checkpoint."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

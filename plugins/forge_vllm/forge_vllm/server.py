@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 
-from forge_core.errors import ConfigError, ForgeError, RunFailed
+from forge_core import ConfigError, ForgeError, RunFailed
 from forge_vllm.engine_args import reason
+from forge_vllm.keys import NAMES, read_keys
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,6 +35,9 @@ FIRST_VERSION = b"x-forge-policy-version-first"
 GRACE_SECONDS = 2
 """For answers under way, when the server ends."""
 
+OPEN_PATHS = ("/health", "/ping")
+"""What can be asked without a key: whether the server is there."""
+
 _STATES = ("openai_serving_chat", "openai_serving_chat_batch", "openai_serving_completion")
 
 
@@ -43,8 +48,11 @@ class PolicyServer:
     Make it with ``start``.
     """
 
-    def __init__(self, app: FastAPI, listener: socket.socket, version: int) -> None:
+    def __init__(
+        self, app: FastAPI, listener: socket.socket, version: int, keys: Sequence[str] = ()
+    ) -> None:
         self._app = app
+        self._keys = [f"bearer {key}".encode() for key in keys]
         self._listener = listener
         self.unusable: str | None = None
         self._hold(version, version)
@@ -67,13 +75,14 @@ class PolicyServer:
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
 
-        args = server_args(engine, settings)
+        keys = read_keys(settings)
+        args = server_args(engine, settings, keys)
         listener = _listen(args, replica)
         try:
             tasks = await engine.get_supported_tasks()
             app = build_app(args, tasks, engine.model_config)
             await init_app_state(engine, app.state, args, tasks)
-            server = cls(app, listener, version)
+            server = cls(app, listener, version, keys)
             await server._serve(args)
         except BaseException as error:
             listener.close()
@@ -105,6 +114,15 @@ class PolicyServer:
             serving = getattr(self._app.state, name, None)
             if serving is not None:
                 serving.system_fingerprint = f"policy-{newest}"
+
+    def lets_in(self, scope: Any) -> bool:
+        """Whether a request shows a key, where there are any. vLLM itself guards only ``/v1``."""
+        if not self._keys or scope["path"] in OPEN_PATHS or scope.get("method") == "OPTIONS":
+            return True
+        shown = dict(scope["headers"]).get(b"authorization", b"")
+        kind, _, key = shown.partition(b" ")
+        shown = kind.lower() + b" " + key
+        return any(hmac.compare_digest(shown, known) for known in self._keys)
 
     @property
     def address(self) -> str:
@@ -150,6 +168,12 @@ class _VersionHeaders:
         self._server = server
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] in ("http", "websocket") and not self._server.lets_in(scope):
+            from starlette.responses import JSONResponse
+
+            error = {"message": "no valid API key", "type": "AuthenticationError"}
+            await JSONResponse({"error": error}, 401)(scope, receive, send)
+            return
         if scope["type"] == "http" and self._server.unusable is not None:
             from starlette.responses import JSONResponse
 
@@ -168,7 +192,9 @@ class _VersionHeaders:
         await self._app(scope, receive, send_with_version)
 
 
-def server_args(engine: EngineClient, settings: Mapping[str, Any]) -> Namespace:
+def server_args(
+    engine: EngineClient, settings: Mapping[str, Any], keys: Sequence[str]
+) -> Namespace:
     """What vLLM's server parts ask for: its own defaults, ours over them, and the settings.
 
     Raises:
@@ -185,7 +211,8 @@ def server_args(engine: EngineClient, settings: Mapping[str, Any]) -> Namespace:
     model = engine.model_config
     names = model.served_model_name
     try:
-        given = asdict(FrontendArgs(**{**DEFAULTS, **settings}))
+        own = {name: value for name, value in settings.items() if name not in NAMES}
+        given = asdict(FrontendArgs(**{**DEFAULTS, **own, "api_key": list(keys) or None}))
         args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
         vars(args).update(given)
         args.model = model.model

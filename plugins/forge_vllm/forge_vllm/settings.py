@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from forge_core.component import BuildContext, Component, Limits, Location, Settings
-from forge_core.errors import ConfigError
+from forge_core import BuildContext, Component, ConfigError, Limits, Location, Settings
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import visible_devices
+from forge_vllm import keys
 from forge_vllm.names import check_names, for_cpu, require_vllm
 from forge_vllm.supported import check_early
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 OWNED_ENGINE_KEYS = {
     "model": "model.path says it",
     "tokenizer": "it is the model folder's",
+    "trust_remote_code": "model.trust_remote_code says it",
     "runner": "a generator generates",
     "logprobs_mode": "logprobs are those of the distribution sampled from",
     "worker_extension_cls": "new weights come through Forge's own",
@@ -98,6 +100,7 @@ OWNED_SERVER_KEYS = {
     "uds": _PLAIN,
     "grpc_port": _PLAIN,
     "data_parallel_supervisor_port": "generator.replicas says how many serve",
+    "api_key": keys.INSTEAD,
 }
 """Server arguments that Forge has no use for -> why they cannot be set."""
 
@@ -123,9 +126,9 @@ class VllmSettings(Settings):
     serve: dict[str, Any] | None = Field(
         None,
         description="an OpenAI-compatible address of the policy: vLLM's server arguments "
-        "(FrontendArgs) by its own names, such as host, port (0: a free one), api_key, "
-        "tool_call_parser; replica i listens on port + i, from a process of its own (isolate); "
-        "null: no address",
+        "(FrontendArgs) by its own names, such as host, port (0: a free one), tool_call_parser; "
+        "api_key_file or api_key_env: where the keys are that clients have to show; replica i "
+        "listens on port + i, from a process of its own (isolate); null: no address",
     )
     pause: Literal["keep", "wait", "abort"] = Field(
         "keep",
@@ -180,11 +183,12 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         )
     check_names(
         "generator.serve",
-        settings.serve,
+        [key for key in settings.serve if key not in keys.NAMES],
         "entrypoints/launchers/cli_args.py",
         "BaseFrontendArgs",
         OWNED_SERVER_KEYS,
     )
+    keys.check_sources(settings.serve)
 
 
 def alters_sampling(settings: VllmSettings) -> list[str]:
@@ -201,8 +205,25 @@ def alters_sampling(settings: VllmSettings) -> list[str]:
 
 
 def generator_cautions(settings: VllmSettings, context: BuildContext) -> list[str]:
-    """vLLM takes longrope's long factors for every sequence if its window is beyond their boundary;
-    trainers (and transformers) take those of each sequence's own length."""
+    """An address that anybody can use. And vLLM takes longrope's long factors for every sequence
+    if its window is beyond their boundary; trainers (and transformers) take those of each
+    sequence's own length."""
+    return [*_open_address(settings), *_long_factors(settings, context)]
+
+
+def _open_address(settings: VllmSettings) -> list[str]:
+    serve = settings.serve or {}
+    host = serve.get("host", "127.0.0.1")
+    has_key = any(serve.get(name) for name in keys.NAMES) or os.environ.get("VLLM_API_KEY")
+    if has_key or host in ("127.0.0.1", "::1", "localhost"):
+        return []
+    return [
+        f"generator.serve.host: whoever reaches {host or 'this machine'} can use the policy "
+        "without a key; give generator.serve.api_key_file or api_key_env"
+    ]
+
+
+def _long_factors(settings: VllmSettings, context: BuildContext) -> list[str]:
     config = model_config(context.model) or {}
     window = settings.engine.get("max_model_len") or config.get("max_position_embeddings")
     boundaries = stored_boundaries(config)

@@ -9,8 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.config.sections import ModelSection
-from forge_core.errors import ConfigError, DataError
+from forge_core import ConfigError, DataError, ModelSection
 from forge_core.models.architectures import causal_language_models
 from forge_core.models.shape import model_config
 from forge_vllm.names import require_vllm, vllm_version

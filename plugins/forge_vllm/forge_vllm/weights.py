@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from safetensors import safe_open
 
-from forge_core.errors import WeightMismatch
+from forge_core import WeightMismatch
 from forge_core.tensors.checksum import combined, digest
 
 TIED_HEAD = "lm_head.weight"

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge_core.errors import ForgeError, WeightMismatch
+from forge_core import ForgeError, WeightMismatch
 from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
 
 if TYPE_CHECKING:
-    from forge_core.component import BuildContext
-    from forge_core.protocols import Transport
+    from forge_core import BuildContext, Transport
 
 Held = dict[str, Any]
 """What a worker holds after an update: ``checksum``, ``tensors`` and ``bytes``."""

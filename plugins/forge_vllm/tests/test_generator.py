@@ -6,9 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from forge_core import Selection
-from forge_core.config.sections import ModelInit
-from forge_core.protocols import Generator, Transport
+from forge_core import Generator, ModelInit, Selection, Transport
 from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
 from forge_core.testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings

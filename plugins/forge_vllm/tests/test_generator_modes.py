@@ -13,11 +13,18 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from forge_core import BuildContext, Completion, Sampling, Selection
-from forge_core.config.sections import ModelSection
-from forge_core.errors import ConfigError, DataError, ReplicaDied
+from forge_core import (
+    BuildContext,
+    Completion,
+    ConfigError,
+    DataError,
+    ModelSection,
+    ReplicaDied,
+    Sampling,
+    Selection,
+    Transport,
+)
 from forge_core.models.folder import load_model, load_tokenizer, materialize
-from forge_core.protocols import Transport
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from forge_core import Sampling, Selection
-from forge_core.config.sections import ModelSection
-from forge_core.errors import FanoutError
+from forge_core import FanoutError, ModelSection, Sampling, Selection, ServiceOptions, Transport
 from forge_core.models.folder import load_model, materialize
-from forge_core.protocols import Transport
 from forge_core.runtimes.local import LocalRuntime
-from forge_core.services.options import ServiceOptions
 from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
 from forge_core.testing.context import bare_context

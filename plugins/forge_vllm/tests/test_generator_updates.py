@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from forge_core import Completion, Sampling, Selection
-from forge_core.config.sections import ModelSection
+from forge_core import Completion, Generator, ModelSection, Sampling, Selection, Transport
 from forge_core.models.folder import load_model, materialize
-from forge_core.protocols import Generator, Transport
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import Versions, policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings

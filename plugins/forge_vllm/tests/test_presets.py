@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Forge
-from forge_core.config.sections import ModelInit, ModelSection
+from forge_core import Forge, ModelInit, ModelSection
 from forge_core.models.folder import materialize
 from forge_core.testing.plugin import TINY_CHARACTERS
 from forge_core.testing.runs import lines_of
@@ -161,7 +160,7 @@ def test_beside_a_trainer_it_takes_a_share_of_the_gpu(
 def test_the_engine_computes_as_the_trainer_does_on_a_gpu(
     dtype: Any, precision: Any, on_cpu: bool, expected: str
 ) -> None:
-    from forge_core.config.sections import DistributedSection
+    from forge_core import DistributedSection
     from forge_core.testing.context import bare_context
     from forge_vllm.engine_args import default_dtype
 

@@ -126,3 +126,23 @@ def test_several_engines_with_a_process_each(start: Callable[..., Run]) -> None:
     rows = run.lines("metrics.jsonl")
     assert all(row["mismatch/logprob_abs_max"] < 1e-3 for row in rows)
     assert left(run) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "keys"),
+    [
+        ({"ATEN_CPU_CAPABILITY": "default"}, {}),
+        ({"CXX": "/missing/g++"}, {"generator.engine_process": True}),
+    ],
+)
+def test_nothing_is_compiled_where_it_cannot_be(
+    variable: dict[str, str],
+    keys: dict[str, Any],
+    start: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even the functions that vLLM's sampler compiles where the model is not compiled."""
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    run = start({"training.steps": 1, **keys})
+    assert run.end() == 0, run.printed()

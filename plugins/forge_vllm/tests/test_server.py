@@ -23,14 +23,16 @@ from forge_core import (
     BuildContext,
     ConfigError,
     Forge,
+    ModelInit,
+    ModelSection,
     Sampling,
     Selection,
+    ServingGenerator,
+    Transport,
     WeightMismatch,
     hookimpl,
 )
-from forge_core.config.sections import ModelInit, ModelSection
 from forge_core.models.folder import load_model, load_tokenizer, materialize
-from forge_core.protocols import ServingGenerator, Transport
 from forge_core.testing.context import bare_context
 from forge_core.testing.policies import Versions
 from forge_core.testing.runs import lines_of
@@ -77,8 +79,12 @@ async def publisher(context: BuildContext) -> AsyncIterator[Transport]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def generator(context: BuildContext, publisher: Transport) -> AsyncIterator[ServingGenerator]:
-    settings = VllmSettings(engine=ENGINE, serve={"port": 0, "api_key": ["secret"]})
+async def generator(
+    context: BuildContext, publisher: Transport, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ServingGenerator]:
+    file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    file.write_text("old-secret\nsecret\n")
+    settings = VllmSettings(engine=ENGINE, serve={"port": 0, "api_key_file": str(file)})
     generator = GENERATOR.build(settings, context)
     yield generator
     await generator.close()
@@ -139,6 +145,22 @@ async def test_the_policy_answers_as_the_generator_does(
 async def test_a_key_that_is_wrong_is_refused(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
+    assert (await client.with_options(api_key="old-secret").models.list()).data
+
+
+async def test_everything_but_health_needs_a_key(client: openai.AsyncOpenAI) -> None:
+    root = str(client.base_url).removesuffix("v1/")
+    body = {"model": "policy", "prompt": PROMPT, "max_tokens": 1}
+
+    async def asked(path: str, **headers: str) -> int:
+        sent = {"Authorization": ""} | headers
+        return (await client._client.post(root + path, json=body, headers=sent)).status_code
+
+    for path in ("tokenize", "invocations", "v1/completions", "version", "nonsense"):
+        assert await asked(path) == 401
+        assert await asked(path, Authorization="Bearer wrong") == 401
+    assert await asked("tokenize", Authorization="Bearer secret") == 200
+    assert (await client._client.get(root + "health")).status_code == 200
 
 
 async def test_weights_change_while_it_answers(

@@ -10,8 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forge_core import BuildContext, DataError, Settings, Task
-from forge_core.seeding import derive_seed
+from forge_core import BuildContext, DataError, Settings, Task, derive_seed
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,

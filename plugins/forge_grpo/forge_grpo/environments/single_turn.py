@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from forge_core import BuildContext, Message, Settings, Task, UsageError
+from forge_core import BuildContext, Message, Prompt, Settings, Task, UsageError
 from forge_core.models.template_files import check_prompts, lacks_chat_template
-from forge_core.types import Prompt
 
 
 class SingleTurnSettings(Settings):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput
 from forge_grpo.losses.primitives import (
     bounded,
     clip_metrics,

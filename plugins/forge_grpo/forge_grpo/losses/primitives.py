@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from forge_core.tensors.batch import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput
 from forge_grpo.losses.settings import Aggregate, ClipSettings
 
 LARGEST_LOG_RATIO = 20.0

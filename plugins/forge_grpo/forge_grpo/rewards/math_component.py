@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core import BuildContext, Component, DataError, RewardSample, Selection, Task
-from forge_core.protocols import Reward
+from forge_core import BuildContext, Component, DataError, Reward, RewardSample, Selection, Task
 from forge_core.rewards.process import Result
 from forge_core.rewards.trial import try_reward
 from forge_grpo.rewards import final_answer

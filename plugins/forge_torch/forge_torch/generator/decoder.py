@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from forge_core.errors import DataError
+from forge_core import DataError
 from forge_torch.generator.cache import KVCache
 from forge_torch.generator.hf_decoder import HFDecoder
 from forge_torch.generator.llama_decoder import LlamaDecoder

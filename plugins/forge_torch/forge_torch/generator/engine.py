@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forge_core.errors import RunFailed
-from forge_core.types import Completion, FinishReason, Sampling
+from forge_core import Completion, FinishReason, RunFailed, Sampling
 from forge_torch.generator.cache import fill_holes
 from forge_torch.generator.decoder import Decoder
 from forge_torch.generator.sampling import BatchSampler, uniform_stream

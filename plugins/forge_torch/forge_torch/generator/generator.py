@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge_core.component import BuildContext
-from forge_core.errors import (
+from forge_core import (
+    BuildContext,
+    Completion,
+    CompletionPart,
     ConfigError,
     DataError,
     ForgeError,
     NoRoom,
     PromptRefused,
     RunFailed,
+    Sampling,
+    WeightManifest,
     WeightMismatch,
 )
 from forge_core.models.folder import load_model, load_tokenizer
 from forge_core.models.rope import length_boundaries
-from forge_core.types import Completion, CompletionPart, Sampling, WeightManifest
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens
@@ -30,7 +33,7 @@ from forge_torch.generator_settings import TorchGeneratorSettings, check_boundar
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from forge_core.protocols import Transport
+    from forge_core import Transport
 
 
 class TorchGenerator:
@@ -56,14 +59,21 @@ class TorchGenerator:
         device = _device(settings.device)
 
         def load() -> PreTrainedModel:
-            return load_model(path, context.model.dtype, device)
+            return load_model(
+                path,
+                context.model.dtype,
+                device,
+                trust_remote_code=context.model.trust_remote_code,
+                allow_pickle=context.model.allow_pickle,
+            )
 
         model = load()
         self._window = _window(model, settings.max_model_len)
         self._context = context
         self._transport: Transport | None = None
         vocab_size: int = model.get_input_embeddings().weight.shape[0]
-        tokens = ordinary_tokens(load_tokenizer(path), vocab_size)
+        tokenizer = load_tokenizer(path, trust_remote_code=context.model.trust_remote_code)
+        tokens = ordinary_tokens(tokenizer, vocab_size)
         self._decoder = choose_decoder(model, load, tokens)
         self._engine = Engine(self._decoder, device, settings.max_batch_rows)
         self._answers: dict[Request, asyncio.Future[list[Completion]]] = {}

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from forge_core.seeding import derive_seed
-from forge_core.types import Sampling
+from forge_core import Sampling, derive_seed
 
 
 def uniform_stream(seed: int | None, index: int) -> random.Random:

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import torch
 
-from forge_core.errors import WeightMismatch
+from forge_core import WeightManifest, WeightMismatch
 from forge_core.tensors.checksum import checksum
-from forge_core.types import WeightManifest
 from forge_torch.generator.decoder import Decoder
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from forge_core.config.sections import TrainingSection
+from forge_core import TrainingSection
 
 
 def make_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:

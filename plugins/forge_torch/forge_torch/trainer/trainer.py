@@ -14,17 +14,20 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from forge_core import (
     BuildContext,
+    Loss,
     RunFailed,
     StepResult,
     TrainSequence,
+    Transport,
     UsageError,
     WeightManifest,
+    WeightsNotFinite,
 )
 from forge_core.models.folder import copy_tokenizer, load_model
 from forge_core.models.weights import named_weights
-from forge_core.protocols import Loss, Transport
 from forge_core.tensors.batch import pack
 from forge_core.tensors.causal_lm import CausalLM
+from forge_core.tensors.finite import first_not_finite
 from forge_core.tensors.float32 import set_float32
 from forge_core.tensors.loss_step import LossStep, LossSums
 from forge_core.tensors.schedule import learning_rate
@@ -36,7 +39,7 @@ STATE_FILE = "trainer_state.pt"
 
 
 class TorchTrainer:
-    """Implements ``forge_core.protocols.Trainer``.
+    """Implements ``forge_core.Trainer``.
 
     The model stays in evaluation mode (no dropout), so that the logprobs it trains on are those the
     sampler's model would give. A step in which the loss counts nothing (no trained token at all)
@@ -54,6 +57,7 @@ class TorchTrainer:
         self.settings = settings
         self.training = context.training
         self.folder = context.model.path
+        self._trust_remote_code = context.model.trust_remote_code
         self.device = _device(settings.device)
         self.steps_done = 0
         self._mixed = context.distributed.precision == "bf16"
@@ -63,7 +67,13 @@ class TorchTrainer:
         )
         set_float32(context.distributed, getattr(torch, context.model.dtype), self.device)
         torch.manual_seed(context.seed)
-        model = load_model(self.folder, context.model.dtype, self.device)
+        model = load_model(
+            self.folder,
+            context.model.dtype,
+            self.device,
+            trust_remote_code=self._trust_remote_code,
+            allow_pickle=context.model.allow_pickle,
+        )
         self.policy = CausalLM(model, packed=settings.packed)
         if settings.gradient_checkpointing:
             _checkpoint_layers(model)
@@ -132,9 +142,11 @@ class TorchTrainer:
     async def publish(self, version: int) -> WeightManifest:
         if self._transport is None:
             raise UsageError("transport.use: trainer torch was built without a transport")
+        self._check_weights()
         return await self._transport.publish(version, named_weights(self.policy.model).items())
 
     async def save(self, folder: Path) -> None:
+        self._check_weights()
         self.policy.model.save_pretrained(folder)
         copy_tokenizer(self.folder, folder)
         state = {
@@ -146,7 +158,12 @@ class TorchTrainer:
         torch.save(state, folder / STATE_FILE)
 
     async def load(self, folder: Path) -> None:
-        saved = load_model(folder, self.policy.model.dtype, self.device)
+        saved = load_model(
+            folder,
+            self.policy.model.dtype,
+            self.device,
+            trust_remote_code=self._trust_remote_code,
+        )
         self.policy.model.load_state_dict(saved.state_dict())
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
         load_moments(self.optimizer, state["optimizer"])
@@ -189,7 +206,15 @@ class TorchTrainer:
         self.optimizer.step()
         return norm
 
+    def _check_weights(self) -> None:
+        """Raises WeightsNotFinite, which names the tensor."""
+        if trouble := first_not_finite(self.policy.model.named_parameters()):
+            raise WeightsNotFinite(
+                f"after step {self.steps_done}: {trouble}", component="trainer torch"
+            )
+
     def _failed(self, trouble: str) -> RunFailed:
+        self._check_weights()  # those of a step before may be the cause of this trouble
         return RunFailed(
             f"step {self.steps_done + 1}: {trouble}; the weights are as they were before it",
             component="trainer torch",

@@ -81,6 +81,7 @@ MEMORY = Component(
     build=build_memory,
     summary="weights copied once, within one process",
     one_process=True,
+    default=True,
 )
 SHM = Component(
     name="shm",
@@ -88,6 +89,7 @@ SHM = Component(
     build=build_shm,
     summary="shared memory, between the processes of one host",
     one_host=True,
+    default=True,
 )
 CUDA_IPC = Component(
     name="cuda_ipc",
@@ -96,4 +98,6 @@ CUDA_IPC = Component(
     check=check_cuda_ipc,
     summary="device memory, between the processes of one host with CUDA",
     one_host=True,
+    cuda_only=True,
+    default=True,
 )

@@ -61,7 +61,7 @@ class MemoryTransport:
     async def publish(
         self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
     ) -> WeightManifest:
-        """Take a copy of the weights in host memory. See ``forge_core.protocols.Transport``.
+        """Take a copy of the weights in host memory. See ``forge_core.Transport``.
 
         Raises:
             ValueError: the version is not higher than the last, or a name comes twice.

@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 import torch
 
-from forge_core import ForgeError, WeightManifest
+from forge_core import ForgeError, RunFailed, WeightManifest
 from forge_core.tensors.checksum import RunningChecksum
 from forge_torch.transports.narrowed import narrowed
 from forge_torch.transports.shm_folder import ChannelFolder
@@ -82,9 +82,20 @@ class Index:
 
     @classmethod
     def parse(cls, text: str) -> Index:
-        data = json.loads(text)
-        tensors = [Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]]
-        return cls(WeightManifest(**data["manifest"]), data["segment"], tensors)
+        """
+        Raises:
+            RunFailed: it is damaged.
+        """
+        try:
+            data = json.loads(text)
+            tensors = [
+                Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in data["tensors"]
+            ]
+            return cls(WeightManifest(**data["manifest"]), data["segment"], tensors)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RunFailed(
+                f"transport shm: the index of published weights is damaged: {error}"
+            ) from error
 
 
 class ShmTransport:
@@ -186,7 +197,7 @@ class ShmTransport:
         return index
 
     def _index(self, version: int) -> Index:
-        return Index.parse(self._version_file(version).read_text())
+        return Index.parse(self._version_file(version).read_text(errors="replace"))
 
     def _version_file(self, version: int) -> Path:
         return self._path / f"version-{version}.json"
@@ -215,7 +226,7 @@ class ShmTransport:
         """Hold a version's segment: nobody writes to it until the block ends."""
         file = self._version_file(version)
         try:
-            text = file.read_text()
+            text = file.read_text(errors="replace")
             index = Index.parse(text)
             lock = (self._path / index.segment).open("rb")
         except FileNotFoundError:
@@ -290,7 +301,7 @@ def _stored(
 
 def _still_reads(file: Path, text: str) -> bool:
     try:
-        return file.read_text() == text
+        return file.read_text(errors="replace") == text
     except FileNotFoundError:
         return False
 

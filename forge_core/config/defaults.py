@@ -1,0 +1,42 @@
+"""The components that a config starts with: those that plugins say are the default."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Component
+    from forge_core.plugins.catalog import Catalog
+
+
+def component_defaults(catalog: Catalog) -> dict[str, Any]:
+    """Sections as a config has them when no layer says anything.
+
+    The transport is not among them: it depends on where its ends live (``config.layout``). Other
+    sections that share a family, such as ``reference``, select nothing by themselves.
+    """
+    found: dict[str, Any] = {}
+    for section in (*COMPONENT_SECTIONS, *catalog.sections.added):
+        if section == catalog.sections.family(section) and section != "transport":
+            for component in catalog.defaults(section):
+                found[section] = {"use": component.name}
+    for section, family in COMPONENT_MAPS.items():
+        if defaults := catalog.defaults(family):
+            found[section] = {component.name: {} for component in defaults}
+    return found
+
+
+def default_transport(catalog: Catalog, *, together: bool, on_cuda: bool) -> Component[Any] | None:
+    """The default transport with the narrowest reach that its ends are in.
+
+    Args:
+        catalog: the installed components.
+        together: both ends live in the controller's process.
+        on_cuda: both are on CUDA devices of this host.
+    """
+    for transport in catalog.defaults("transport"):
+        if (together or not transport.one_process) and (on_cuda or not transport.cuda_only):
+            return transport
+    return None

@@ -1,0 +1,117 @@
+"""Whose code failed: exceptions of components are raised as errors that name them.
+
+An author gets one line that names the component, the plugin and what it did, instead of an
+exception from somewhere in the kernel.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from forge_core.contracts.errors import Escaped, ForgeError, Interrupted, PluginError
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Selection
+
+
+def title(selection: Selection[Any]) -> str:
+    """The component for messages, such as ``recipe 'rft' (plugin acme-rft)``."""
+    plugin = f" (plugin {selection.plugin})" if selection.plugin else ""
+    return f"{selection.family} {selection.name!r}{plugin}"
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Keep the code of a component from ending the process that calls it.
+
+    ``SystemExit``, a ``CancelledError`` that was not requested, a ``KeyboardInterrupt`` that no key
+    caused and other exceptions that are no ``Exception`` would pass every handler above, and some
+    of them the event loop too. They are raised as ``Escaped``; cancellation and ctrl-C pass.
+
+    Raises:
+        Escaped: the component raised one of them.
+    """
+    try:
+        yield
+    except (StopIteration, StopAsyncIteration) as error:
+        # Leaving a coroutine or a generator, Python would make it a RuntimeError without notes.
+        raise Escaped(described(error)) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        if not is_foreign(error):
+            raise
+        raise Escaped(described(error)) from error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether a component raised it: it is no ctrl-C and no cancellation that was asked for."""
+    if isinstance(error, Interrupted | GeneratorExit):
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        # While a handler of ours is installed, ctrl-C raises ``Interrupted`` and nothing else; in a
+        # background job of a script it is ignored.
+        handler = signal.getsignal(signal.SIGINT)
+        ours = str(getattr(handler, "__module__", "")).startswith("forge_core.")
+        return ours or handler is signal.SIG_IGN
+    import asyncio  # slow to import, and of no use to most commands
+
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop, so nobody to cancel anything
+            return True
+        return task is not None and not task.cancelling()
+    return True
+
+
+@contextmanager
+def blaming(
+    selection: Selection[Any], doing: str, kind: type[ForgeError] = PluginError
+) -> Iterator[None]:
+    """Exceptions that are no ``ForgeError`` are raised as one that names this component.
+
+    Args:
+        selection: the component whose code runs in the block.
+        doing: what it does, such as ``plan``.
+        kind: what is raised: ``PluginError`` before a run starts, ``RunFailed`` in it.
+
+    Raises:
+        ForgeError: of that kind; names the component, its plugin, and the exception.
+    """
+    try:
+        with contained():
+            yield
+    except ForgeError:
+        raise
+    except Exception as error:
+        raise kind(f"{title(selection)}: {doing} failed: {described(error)}") from error
+
+
+@contextmanager
+def blaming_plugin(plugin: str, hook: str) -> Iterator[None]:
+    """The same for a plugin's hook that is called before a run starts."""
+    try:
+        with contained():
+            yield
+    except ForgeError:
+        raise
+    except Exception as error:
+        raise PluginError(f"plugin {plugin}: {hook} failed: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """Type and message of an exception, on one line."""
+    message = " ".join(str(error).split())
+    if isinstance(error, Escaped):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def with_notes(error: BaseException) -> str:
+    """The same, and what was noted on its way: in which call of which component it was raised."""
+    notes = "; ".join(note for note in getattr(error, "__notes__", ()) if "\n" not in note)
+    return described(error) + (f" ({notes})" if notes else "")

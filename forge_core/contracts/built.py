@@ -1,0 +1,108 @@
+"""What ``build`` returns has the methods and attributes of its family's protocol."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from forge_core.contracts.blame import title
+from forge_core.contracts.errors import PluginError
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Selection
+
+METHODS: Mapping[str, Sequence[str]] = {
+    "recipe": ("plan", "run"),
+    "dataset": ("__len__", "__getitem__"),
+    "environment": ("start",),
+    "loss": ("__call__",),
+    "reward": ("__call__",),
+    "generator": ("generate", "update_weights", "stats", "close"),
+    "trainer": (
+        "train_step",
+        "logprobs",
+        "hold_reference",
+        "publish",
+        "save",
+        "load",
+        "close",
+    ),
+    "transport": ("publish", "fetch", "drop", "versions", "close"),
+    "tracker": ("start", "step", "event", "episodes", "finish"),
+    "runtime": ("spawn", "close"),
+}
+"""Family -> methods of its protocol in ``protocols.py``."""
+
+SYNC: Mapping[str, Sequence[str]] = {
+    "recipe": ("plan",),
+    "environment": ("start",),
+    "loss": ("__call__",),
+    "tracker": METHODS["tracker"],
+}
+"""Methods that are called without ``await``."""
+
+ASYNC: Mapping[str, Sequence[str]] = {"recipe": ("run",), "runtime": METHODS["runtime"]}
+"""Methods whose result is awaited."""
+
+NAMES: Mapping[str, Sequence[str]] = {"recipe": ("requires", "provides"), "loss": ("needs",)}
+"""Attributes that are sets of names."""
+
+
+def check_built(selection: Selection[Any], built: Any) -> None:
+    """What ``build`` returned has the methods and attributes of its family.
+
+    Raises:
+        PluginError: names the component, its plugin and what was expected.
+    """
+    family = selection.family
+    methods = METHODS.get(family, ())
+    missing = [name for name in methods if not callable(getattr(built, name, None))]
+    if missing or inspect.isclass(built):
+        what = "None" if built is None else _described(built)
+        raise PluginError(
+            f"{title(selection)}: build returned {what}; expected an object with "
+            f"{_listed(methods)}" + (f" (missing: {', '.join(missing)})" if missing else "")
+        )
+    for name in ASYNC.get(family, ()):
+        if not inspect.iscoroutinefunction(inspect.unwrap(getattr(built, name))):
+            raise PluginError(f"{title(selection)}: {name} must be a coroutine: write `async def`")
+    for name in SYNC.get(family, ()):
+        function = getattr(built, name)
+        if name == "__call__" and not inspect.isroutine(built):
+            function = type(built).__call__
+        elif name == "__call__":
+            function = built
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            raise PluginError(f"{title(selection)}: {name} must not be async")
+    for name in NAMES.get(family, ()):
+        value = getattr(built, name, None)
+        if not isinstance(value, Set) or not all(isinstance(item, str) for item in value):
+            raise PluginError(
+                f"{title(selection)}: {name} must be a frozenset of names, such as "
+                f"{name} = frozenset({{{_example(value)!r}}}); not {_described(value)}"
+            )
+    if family == "environment":
+        turns = getattr(built, "max_turns", None)
+        if not isinstance(turns, int) or turns < 1:
+            raise PluginError(
+                f"{title(selection)}: max_turns must be an int of at least 1, not {turns!r}"
+            )
+
+
+def _described(value: object) -> str:
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | int | float | list | tuple | dict):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _example(value: object) -> str:
+    if isinstance(value, list | tuple) and value and isinstance(value[0], str):
+        return value[0]
+    return value if isinstance(value, str) and value else "advantages"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,195 @@
+"""A config after all its layers were merged and parsed: what a run does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.component import BuildContext, Placement
+from forge_core.contracts.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Section, Selection
+    from forge_core.contracts.protocols import (
+        Dataset,
+        Environment,
+        Generator,
+        Loss,
+        Recipe,
+        Reward,
+        Runtime,
+        Tracker,
+        Trainer,
+        Transport,
+    )
+    from forge_core.contracts.sections import (
+        CheckpointingSection,
+        DatasetKeys,
+        DistributedSection,
+        EnvironmentKeys,
+        EvaluationSection,
+        ModelSection,
+        RewardWorkersSection,
+        SamplingSection,
+        TrainingSection,
+    )
+    from forge_core.contracts.services import ServiceOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where one value came from.
+
+    Args:
+        value: the value.
+        layer: such as ``default``, ``recipe mine``, ``preset mine``, ``environment``.
+        where: file:line, the variable, or the argument as typed; empty for a field's default.
+        key: the key as it was typed.
+        overrode: what lower layers had said, highest first.
+    """
+
+    value: Any
+    layer: str
+    where: str
+    key: str
+    overrode: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardPart:
+    """One part of the reward.
+
+    Args:
+        selection: the reward component with its settings.
+        weight: factor in the weighted sum.
+        deadline: seconds until the call is killed.
+        failure_reward: what an episode gets for this part when the call raised or was killed; None
+            leaves the episode out.
+    """
+
+    selection: Selection[Reward]
+    weight: float = 1.0
+    deadline: float = 10.0
+    failure_reward: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SectionConfig:
+    """A section that a plugin has added (hook ``forge_sections``).
+
+    Args:
+        section: what the plugin says of it.
+        selection: the component with its settings; None where the config chooses none.
+        placement: of its replicas, where it has some.
+        options: of their service.
+    """
+
+    section: Section
+    selection: Selection[Any] | None
+    placement: Placement
+    options: ServiceOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """One stage: a recipe with everything it may use.
+
+    A component is None when the config chooses none, and also when only the default was chosen and
+    it is not installed: whoever needs it says so.
+    """
+
+    name: str
+    recipe: Selection[Recipe]
+    generator: Selection[Generator] | None
+    trainer: Selection[Trainer] | None
+    reference: Selection[Trainer] | None
+    loss: Selection[Loss] | None
+    environment: Selection[Environment] | None
+    environment_keys: EnvironmentKeys
+    transport: Selection[Transport] | None
+    dataset: Selection[Dataset] | None
+    eval_dataset: Selection[Dataset] | None
+    dataset_keys: DatasetKeys
+    eval_dataset_keys: DatasetKeys
+    generator_placement: Placement
+    generator_options: ServiceOptions
+    trainer_placement: Placement
+    reference_placement: Placement
+    replay_buffer_placement: Placement
+    rewards: Mapping[str, RewardPart]
+    reward_placement: Placement
+    reward_workers: RewardWorkersSection
+    model: ModelSection
+    training: TrainingSection
+    distributed: DistributedSection
+    sampling: SamplingSection
+    evaluation: EvaluationSection
+    sections: Mapping[str, SectionConfig] = field(default_factory=dict)
+    """Those that plugins have added, by name."""
+
+    def early_context(self) -> BuildContext:
+        """What is known before the stage's model is: enough for recipes, losses and datasets."""
+        return BuildContext(
+            model=self.model,
+            training=self.training,
+            distributed=self.distributed,
+            seed=derive_seed(self.training.seed, "stage", self.name),
+        )
+
+    def placements(self) -> dict[str, Placement]:
+        """Service -> where its replicas go, for each that the stage has on the run's runtime.
+
+        Sections that plugins add are services where the plugin says so. Rewards and the replay
+        buffer are there only if their sections say so; else they live in the controller's process,
+        whatever the runtime.
+        """
+        judges, buffer = self.reward_placement, self.replay_buffer_placement
+        judged = bool(self.rewards) and (judges.own_processes or judges.replicas > 1)
+        there = {
+            "trainer": (self.trainer_placement, self.trainer is not None),
+            "generator": (self.generator_placement, self.generator is not None),
+            "reference": (self.reference_placement, self.reference is not None),
+            "rewards": (judges, judged),
+            "replay_buffer": (buffer, buffer.own_processes),
+        }
+        for name, added in self.sections.items():
+            there[name] = (added.placement, added.section.placed and added.selection is not None)
+        return {service: placement for service, (placement, used) in there.items() if used}
+
+    def evaluates(self) -> bool:
+        """Whether the stage's policy is scored on held-out tasks."""
+        return self.eval_dataset is not None and bool(self.rewards)
+
+    def samples(self) -> bool:
+        """Whether the stage uses its generator, to train on what it samples or to evaluate."""
+        with blaming(self.recipe, "build"):
+            requires = self.recipe.build(self.early_context()).requires
+        return "generator" in requires or self.evaluates()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole config, parsed.
+
+    Args:
+        name: the ``name:`` key, else the preset or the file's stem.
+        stages: in order; at least one.
+        model: the weights the run starts with.
+        checkpointing: shared by all stages.
+        runtime: where replicas live.
+        trackers: by part.
+        tree: every effective value as plain data; it loads again as it stands.
+        provenance: dotted key -> where its value came from, for every effective value. Values of
+            a stage stand under ``stages.NAME.`` when the config has ``stages:``.
+    """
+
+    name: str
+    stages: tuple[StageConfig, ...]
+    model: ModelSection
+    checkpointing: CheckpointingSection
+    runtime: Selection[Runtime]
+    trackers: Mapping[str, Selection[Tracker]]
+    tree: Mapping[str, Any] = field(compare=False, repr=False)
+    provenance: Mapping[str, Provenance] = field(compare=False, repr=False)

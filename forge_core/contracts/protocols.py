@@ -1,0 +1,359 @@
+"""What each family must do. A component is any object with these methods; nothing is inherited.
+
+Methods of generators and trainers are called through services, which may live in other processes:
+arguments and results are the plain data of ``types.py``. Any method may be ``async``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.loss import LossBatch, LossOutput
+    from forge_core.contracts.recipe import RecipeContext
+    from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
+    from forge_core.contracts.services import ReplicaSpec
+
+from forge_core.contracts.types import (
+    Completion,
+    CompletionPart,
+    Episode,
+    Prompt,
+    RewardSample,
+    Sampling,
+    StepResult,
+    Task,
+    TrainSequence,
+    WeightManifest,
+)
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """Samples completions. Serves many ``generate`` calls at once; cancelling one frees its row."""
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
+        """Sample ``sampling.n`` completions of a prompt of token ids.
+
+        Raises:
+            NoRoom: the prompt leaves no room in the window. An episode of several turns that gets
+                there ends as truncated; any other error ends the run.
+            PromptRefused: the prompt is empty.
+            DataError: it holds an unknown token, or the sampling is out of its range.
+        """
+        ...
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
+        """Load that version from the transport and say what is now held.
+
+        Requests in flight go on with the new weights; their later tokens carry the new version.
+        The returned checksum is computed from the weights the generator holds, not copied.
+        """
+        ...
+
+    async def stats(self) -> Mapping[str, float]:
+        """Counters since the start: ``tokens`` generated, ``requests`` finished, and so on."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class StreamingGenerator(Generator, Protocol):
+    """A generator that can hand out a completion while it is being sampled. No run needs it;
+    ``forge chat`` shows answers as they come where it is there."""
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[CompletionPart]:
+        """Sample one completion; its parts add up to what ``generate`` returns.
+
+        Closing the iterator before its end cancels the completion and frees its row.
+
+        Raises:
+            DataError: as ``generate``; also if ``sampling.n`` is not 1.
+        """
+        ...
+
+
+@runtime_checkable
+class ServingGenerator(Generator, Protocol):
+    """A generator that can have an OpenAI-compatible address of its own; its component says
+    ``serves=True`` and its settings have ``serve``: null, or ``host``, ``port``, ``api_key_file``
+    and ``api_key_env``."""
+
+    async def serve(self) -> str | None:
+        """Open the address that the settings ask for, if it is not open; say what it is.
+
+        It answers with the weights that are held, also while ``update_weights`` changes them, until
+        ``close``. Every answer has the policy version in the header ``x-forge-policy-version``.
+
+        Returns:
+            The ``base_url`` for clients; None if the settings ask for no address.
+
+        Raises:
+            ConfigError: the address is not to be had.
+        """
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Holds the policy's weights and optimizer. One call at a time."""
+
+    async def train_step(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float = 1.0
+    ) -> StepResult:
+        """One optimizer step over all micro-batches.
+
+        The gradient is that of (sum of the loss over every micro-batch and rank) / (its count), so
+        the way of splitting changes nothing but rounding. A trainer may split further.
+
+        Args:
+            micro_batches: what to train on.
+            temperature: logits are divided by it. The one that the sequences were sampled at, so
+                that logprobs can be compared with the sampler's; greater than 0.
+
+        Raises:
+            RunFailed: the loss or the gradient is not finite; weights are left as they were.
+        """
+        ...
+
+    async def logprobs(
+        self,
+        sequences: Sequence[TrainSequence],
+        *,
+        reference: bool = False,
+        temperature: float = 1.0,
+    ) -> list[list[float]]:
+        """Logprob of every token under the current weights or the reference's, at a temperature.
+
+        Returns one list for each sequence, as long as its tokens, 0 where ``loss_mask`` is False.
+        """
+        ...
+
+    async def hold_reference(self) -> None:
+        """Keep a frozen copy of the weights as they are now, for ``logprobs(reference=True)``."""
+        ...
+
+    async def publish(self, version: int) -> WeightManifest:
+        """Put the current weights on the transport under Hugging Face names.
+
+        Raises:
+            WeightsNotFinite: a weight is infinite or NaN (``forge_core.tensors.finite`` looks);
+                nothing is published.
+        """
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write weights in Hugging Face layout, optimizer, scheduler and RNG state.
+
+        Raises:
+            WeightsNotFinite: a weight is infinite or NaN.
+        """
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """Restore what ``save`` wrote; the next step is the one that would have followed."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. Called once, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """A pure function of logprobs over the trained tokens only: no padding, no prompt, no mask.
+
+    ``needs`` names what must be there beside logprobs: fields of the batch (``advantages``,
+    ``sampler_logprobs``, ``reference_logprobs``, ...) and ``entropy``.
+    """
+
+    needs: frozenset[str]
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        """Return a sum and a count, never a mean.
+
+        Args:
+            logprobs: of the N trained tokens, with gradient. [N]
+            batch: fields for the same tokens, and which sequence each belongs to.
+            entropy: of the next-token distributions, with gradient; given if needed. [N]
+        """
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """A pure, picklable function of one sample. Runs in a process of its own under a deadline."""
+
+    def __call__(self, sample: RewardSample) -> float: ...
+
+
+class Interaction(Protocol):
+    """One episode of an environment, from its prompt to its end."""
+
+    prompt: Prompt
+
+    async def respond(self, completion: str) -> str | None:
+        """Answer a completion with an observation, or None when the episode is over."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Turns tasks into interactions. ``max_turns`` bounds the completions of an episode."""
+
+    max_turns: int
+
+    def start(self, task: Task, seed: int) -> Interaction:
+        """Begin an episode; deterministic in (task, seed)."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Carries weights from the trainer to generators. Both ends build one on the same channel.
+
+    Of a trainer with several ranks, rank 0 publishes whole tensors. A transport whose class says
+    ``sharded = True`` takes every rank's part: ``publish`` is called on each rank with distributed
+    tensors (``DTensor``) of which it has a shard, and whole tensors, of which the lowest rank's
+    are taken. All ranks get the same manifest, whose checksum is that of the whole tensors.
+    """
+
+    async def publish(
+        self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> WeightManifest:
+        """Take a copy of the weights under a version higher than any before. Atomic to readers.
+
+        Raises:
+            ValueError: the version is not higher than the last.
+        """
+        ...
+
+    def fetch(self, version: int) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Stream the tensors of a version, in the order they were published.
+
+        A yielded tensor is only valid until the next one is asked for: copy it into place.
+
+        Raises:
+            KeyError: no such version, or it was dropped.
+        """
+        ...
+
+    async def drop(self, version: int) -> None:
+        """Forget a version; a fetch under way still ends well. Unknown versions are ignored."""
+        ...
+
+    async def versions(self) -> list[int]:
+        """Versions that can be fetched, lowest first."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back. The last end to close leaves nothing on the host."""
+        ...
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A finite, indexable set of tasks. The order of a run is the kernel's (seeded, resumable)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Task: ...
+
+
+@runtime_checkable
+class Recipe(Protocol):
+    """Drives one stage of a run.
+
+    ``requires`` names the config sections it cannot do without (``dataset``, ``rewards``, ...);
+    ``provides`` the fields its sequences carry for the loss (``advantages``, ...).
+
+    A recipe that leaves tasks out may also have ``usable_tasks(config, dataset) -> int``: how many
+    it takes in an epoch. ``plan`` is then given that number.
+    """
+
+    requires: frozenset[str]
+    provides: frozenset[str]
+
+    def plan(self, config: StageConfig, dataset_length: int) -> int:
+        """Check the stage's config and say its optimizer steps, before anything is started.
+
+        ``forge_core.steps_for`` does the arithmetic of ``steps`` and ``num_epochs``.
+
+        Raises:
+            UsageError: this recipe cannot work with that config; names the key.
+        """
+        ...
+
+    async def run(self, stage: RecipeContext) -> None:
+        """Drive ``stage.steps()`` to its end; raise if the target cannot be reached.
+
+        Make one optimizer step in each step of the stage: the learning-rate schedule counts them,
+        and more stop the run. A recipe that samples from what it trains publishes after training.
+        """
+        ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Hears of everything a run does. Called in the controller's process, in order, each tracker
+    in a thread of its own, so that one that raises or hangs does not touch the run.
+
+    A call that fails on a connection is made again. A class that says ``record = True`` is part of
+    the run's own record: it is called before the run goes on, and fails it by raising.
+    """
+
+    def start(self, run: RunInfo) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None: ...
+
+    def finish(self, summary: Summary) -> None: ...
+
+
+class Runtime(Protocol):
+    """Where replicas live. The kernel's services are written once, over these three calls."""
+
+    async def spawn(self, spec: ReplicaSpec) -> Replica:
+        """Start one replica and wait until its component is built.
+
+        Raises:
+            UsageError: this runtime cannot place it so (names what could).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop what is left. Leaves no process behind."""
+        ...
+
+
+class Replica(Protocol):
+    """One running copy of a component."""
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method. Its exception is raised here.
+
+        Raises:
+            ReplicaDied: the process is gone; no answer will come.
+        """
+        ...
+
+    async def wait_dead(self) -> str:
+        """Return the cause once the replica is dead. Never returns while it lives."""
+        ...
+
+    async def stop(self) -> None:
+        """Close the component and end its process. Safe to call twice and on a dead replica."""
+        ...

@@ -1,0 +1,226 @@
+"""What a recipe works with: its stage, and the services of the stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge_core.contracts.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from forge_core.contracts.component import BuildContext
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.protocols import Dataset, Environment, Loss
+    from forge_core.contracts.sections import TrainingSection
+    from forge_core.contracts.step import Step
+    from forge_core.contracts.types import Episode, Sampling, Task, TrainSequence
+
+
+class ServiceMethod(Protocol):
+    """``service.<method>``: a method of the service's component."""
+
+    async def route(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it on one replica: the session's inside a session, else as ``routing`` says.
+
+        Raises:
+            RunFailed: no replica can answer, now or within the outage limit.
+            ReplicaDied: the session's replica is gone.
+            Exception: whatever the method raised; the replica lives on.
+        """
+        ...
+
+    async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call it on all healthy replicas at once; results in the order of replicas.
+
+        Raises:
+            FanoutError: it failed on some; names each with its cause.
+        """
+        ...
+
+
+class ServiceHandle(Protocol):
+    """Replicas of one component: ``await service.<method>.route(...)`` calls any of its methods."""
+
+    name: str
+
+    def __getattr__(self, name: str) -> ServiceMethod: ...
+
+    def session(self) -> AbstractAsyncContextManager[int]:
+        """Keep every ``route`` inside the block on one replica. Yields the replica's index."""
+        ...
+
+
+class RecipeContext(Protocol):
+    """One stage of a run, as its recipe sees it. Services start when they are first asked for."""
+
+    name: str
+    """Of the stage."""
+    config: StageConfig
+    context: BuildContext
+    """What the stage's components are built with."""
+    model: Path
+    """Folder with the weights that the stage starts from, in Hugging Face layout."""
+    seed: int
+    """Of the stage; derive your own with ``forge_core.derive_seed``."""
+    total_steps: int
+    """The target."""
+    version: int
+    """Policy version last published; -1 before the first."""
+    kept: dict[str, Any]
+    """State of the recipe's own as JSON-able values; comes back after a resume."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's."""
+        ...
+
+    @property
+    def dataset(self) -> Dataset:
+        """The stage's tasks."""
+        ...
+
+    @property
+    def eval_dataset(self) -> Dataset:
+        """The held-out tasks."""
+        ...
+
+    @property
+    def environment(self) -> Environment:
+        """The stage's, with its deadline and retries."""
+        ...
+
+    @property
+    def loss(self) -> Loss:
+        """A loss built like the trainer's, to ask for its ``needs``."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Tasks taken so far: the place of the next one in the run's order."""
+        ...
+
+    def take(self, count: int) -> list[Task]:
+        """The next tasks in the run's order, which goes on with a new epoch at its end."""
+        ...
+
+    def task_at(self, place: int) -> Task:
+        """The task at a place of the run's order, without taking it."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """Count the next tasks as taken without reading them."""
+        ...
+
+    def sampling(self, **changes: Any) -> Sampling:
+        """The config's ``sampling`` section with the model's stop tokens.
+
+        Args:
+            changes: fields of ``Sampling`` to replace.
+        """
+        ...
+
+    def steps(self) -> AsyncIterator[Step]:
+        """Yield the stage's steps that are still to do; keep record, score and checkpoints.
+
+        Raises:
+            RunInterrupted: a signal asked for it; a checkpoint was written first.
+            RunFailed: the recipe makes more optimizer steps than its schedule has.
+        """
+        ...
+
+    async def trainer(self) -> ServiceHandle:
+        """The trainer, with the stage's weights or, after a resume, the checkpoint's."""
+        ...
+
+    async def policy(self) -> ServiceHandle:
+        """The generator service, holding the trainer's current weights."""
+        ...
+
+    async def publish(self) -> int:
+        """Send the trainer's weights to every generator, proved by checksum.
+
+        Returns:
+            the new policy version.
+        """
+        ...
+
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainSequence], *, temperature: float = 1.0
+    ) -> list[list[float]]:
+        """Logprob of every token under the weights the stage began with.
+
+        Args:
+            sequences: of token ids.
+            temperature: logits are divided by it.
+
+        Returns:
+            one list for each sequence, as ``Trainer.logprobs``.
+        """
+        ...
+
+    async def replay_buffer(self, max_staleness: int) -> ServiceHandle:
+        """The service that keeps groups until they are trained; with the checkpoint's, if resumed.
+
+        Args:
+            max_staleness: of ``forge_core.replay.buffer.ReplayBuffer``.
+        """
+        ...
+
+    async def service(self, section: str) -> ServiceHandle:
+        """The replicas of a section that a plugin has added (``forge_sections``), placed.
+
+        They are built without loss and transport, and end with the stage.
+
+        Args:
+            section: its name.
+
+        Raises:
+            UsageError: the config selects no component there.
+        """
+        ...
+
+    def component(self, section: str) -> Any:
+        """The component of a section that a plugin has added, built in this process.
+
+        Args:
+            section: its name.
+
+        Raises:
+            UsageError: the config selects no component there.
+        """
+        ...
+
+    async def score(self, episodes: Sequence[Episode]) -> None:
+        """Judge episodes with the config's rewards, then let plugins see (and change) them."""
+        ...
+
+    def warn(self, message: str, data: Mapping[str, Any] | None = None) -> None:
+        """Show a warning, and keep it in ``events.jsonl`` and the summary.
+
+        Args:
+            message: one line for a person.
+            data: the same for programs.
+        """
+        ...
+
+    def waiting(self, what: str, detail: str = "") -> AbstractContextManager[None]:
+        """Name what a block waits for, so that a wait that takes long is reported."""
+        ...
+
+
+def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: int) -> int:
+    """Optimizer steps of a stage that takes ``tasks_per_step`` tasks in each.
+
+    Raises:
+        UsageError: the config says neither ``steps`` nor ``num_epochs``.
+    """
+    if training.steps is not None:
+        return training.steps
+    if training.num_epochs is None:
+        raise UsageError("training.steps: give steps or num_epochs, so that the run has a target")
+    return max(1, math.ceil(training.num_epochs * dataset_length / tasks_per_step))

@@ -1,0 +1,77 @@
+"""What a service asks a runtime for, and how it treats its replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forge_core.contracts.component import BuildContext, Placement, Selection
+
+RoutingName = Literal["least_loaded", "round_robin", "sticky", "prefix"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """How a service treats its replicas.
+
+    Args:
+        routing: which replica a call goes to; see ``forge_core.services.routing``.
+        concurrency: most calls in flight on a replica; more wait in order of arrival.
+        retry: a call whose replica died is made again on another one, and dead replicas are
+            started again. False for components whose state cannot be made again (trainers): a
+            death fails the service.
+        tries: most replicas a call is given to, in all.
+        restarts: most restarts of a replica that answers no call between them. The first comes at
+            once; the wait before each of the others is twice that of the one before.
+        restart_delay: seconds before the second of them; None: so many that the last comes when
+            ``outage_limit`` is nearly over. With the defaults the waits are 0, 1.2, 2.3, 4.7, 9.4,
+            19, 38, 75, 150 and 300 s.
+        deadline: seconds that a call may take on a replica; then that is taken for dead. None: any.
+        outage_limit: seconds without a healthy replica after which the service fails. An engine
+            with a large model takes minutes to start again, and so may a remote one that is
+            restarted by others.
+        stop_limit: seconds a replica may take to stop; its runtime kills what hangs before that.
+    """
+
+    routing: RoutingName = "least_loaded"
+    concurrency: int = 1024
+    retry: bool = True
+    tries: int = 3
+    restarts: int = 10
+    restart_delay: float | None = None
+    deadline: float | None = None
+    outage_limit: float = 600.0
+    stop_limit: float = 60.0
+
+    def wait_before_restart(self, in_vain: int) -> float:
+        """Seconds to wait before a restart.
+
+        Args:
+            in_vain: restarts of the replica since its last answer.
+        """
+        if in_vain == 0:
+            return 0.0
+        second = self.restart_delay
+        if second is None:
+            second = self.outage_limit / 2.0 ** (self.restarts - 1)
+        return second * 2.0 ** (in_vain - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSpec:
+    """One replica to start. Picklable, so that it travels.
+
+    Args:
+        name: of the service, such as ``generator``.
+        index: of the replica in the service.
+        placement: how many replicas the service has, of how many ranks, and what these are given.
+        selection: the component and its settings.
+        context: what the component is built with; ``ComponentHost.build`` puts the replica's index
+            and the rank in.
+    """
+
+    name: str
+    index: int
+    placement: Placement
+    selection: Selection[Any]
+    context: BuildContext

@@ -1,0 +1,297 @@
+"""The data that flows through a run, in the order it flows. No tensors here: lists of numbers.
+
+task -> prompt tokens -> completion -> episode -> rewards -> group -> sequences -> trainer.
+
+Token in, token out: from the moment a prompt is tokenized, token ids are what is carried, sampled,
+masked and trained on. Text is for people and rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message.
+
+    Args:
+        role: who speaks.
+        content: the text; may be empty.
+        extra: further keys for the model's chat template, such as ``tool_calls`` (arguments as a
+            mapping) or ``reasoning_content``. A key that the template does not use is an error when
+            the message is tokenized.
+    """
+
+    role: Role
+    content: str
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+Prompt = str | tuple[Message, ...]
+"""Plain text, or messages that the model's chat template renders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem of a dataset.
+
+    Args:
+        id: unique in its dataset and stable over runs.
+        prompt: plain text or messages.
+        answer: the reference that rewards compare with, or None.
+        response: what supervised training imitates: text, or an assistant's message where it has
+            more than text (``Message.extra``); None means ``answer``.
+        metadata: anything else a reward or environment wants.
+        tools: JSON schemas of the functions that a chat may call; the chat template renders them.
+    """
+
+    id: str
+    prompt: Prompt
+    answer: str | None = None
+    response: str | Message | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to sample completions for one prompt.
+
+    Args:
+        max_tokens: most new tokens of a completion, stop token included.
+        temperature: 0 is greedy. Logprobs are those of the distribution sampled from, that is after
+            temperature, top-k and top-p; greedy reports the logprobs at temperature 1.
+        top_p: smallest set of tokens whose probability reaches this; 1 turns it off.
+        top_k: that many most probable tokens; 0 turns it off.
+        stop_token_ids: a completion ends with the first of these; it is kept as its last token.
+        stop: a completion ends with the token that completes one of these strings in its text; it
+            is kept as its last token. Not every generator knows them.
+        n: completions for the prompt; they share the prompt's computation.
+        seed: sample i of n draws from a stream derived from (seed, i), so that what it samples does
+            not depend on what else is in the batch. None: not reproducible.
+        priority: a lower number is served first where requests wait. Not every generator knows it.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a generator returns for one sample.
+
+    Args:
+        tokens: new token ids, stop token included when it stopped on one. Length L.
+        logprobs: natural-log probability of each token under the distribution sampled from. [L]
+        versions: policy version of the weights that sampled each token. [L], non-decreasing.
+        finish_reason: ``stop`` (a stop token), ``length`` (max_tokens or window), ``cancelled``.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: FinishReason
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.logprobs) == len(self.versions):
+            raise ValueError(
+                f"completion of {len(self.tokens)} tokens has {len(self.logprobs)} logprobs and "
+                f"{len(self.versions)} versions; all three must be equally long"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPart:
+    """The next tokens of a completion that is handed out while it is being sampled.
+
+    Args:
+        tokens: new token ids; only the last part may have none.
+        logprobs: as in ``Completion``, for these tokens.
+        versions: as in ``Completion``, for these tokens.
+        finish_reason: None until the last part.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A run of tokens with one origin. Only ``completion`` turns are trained on."""
+
+    kind: Literal["prompt", "completion", "observation"]
+    tokens: Sequence[int]
+    completion: Completion | None = None
+
+
+@dataclass(slots=True)
+class Episode:
+    """One whole interaction.
+
+    Args:
+        task: the problem.
+        turns: prompt first, then completions and observations in turn.
+        prompt_text: what a person sees of the prompt.
+        completion_texts: decoded completions, in turn.
+        truncated: a completion ended on length, or the turn limit was reached.
+        rewards: by part, before weighting; without the parts that failed and have no
+            ``failure_reward``.
+        reward: the weighted sum of the parts.
+        advantage: set by the recipe from the group.
+        failures: reward parts that failed, with the cause.
+        left_out: one of those has no ``failure_reward``, so that the reward says nothing about the
+            episode: recipes neither compare it with its siblings nor train on it.
+        environment_failure: why the environment could not play it to its end; such an episode is
+            not judged: it is left out, or its reward is ``environment.on_failure``.
+    """
+
+    task: Task
+    turns: list[Turn]
+    prompt_text: str = ""
+    completion_texts: list[str] = field(default_factory=list)
+    truncated: bool = False
+    rewards: dict[str, float] = field(default_factory=dict)
+    reward: float = 0.0
+    advantage: float = 0.0
+    failures: dict[str, str] = field(default_factory=dict)
+    left_out: bool = False
+    environment_failure: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All token ids, in order. [T]"""
+        return [token for turn in self.turns for token in turn.tokens]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """True where a token was sampled by the policy: from roles, never from token values. [T]"""
+        return [turn.kind == "completion" for turn in self.turns for _ in turn.tokens]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Sampler's logprob of every token, 0 where it was not sampled. [T]"""
+        return [
+            value
+            for turn in self.turns
+            for value in (turn.completion.logprobs if turn.completion else [0.0] * len(turn.tokens))
+        ]
+
+    @property
+    def versions(self) -> list[int]:
+        """Policy version that sampled each token, -1 where it was not sampled. [T]"""
+        return [
+            value
+            for turn in self.turns
+            for value in (turn.completion.versions if turn.completion else [-1] * len(turn.tokens))
+        ]
+
+    @property
+    def all_failures(self) -> dict[str, str]:
+        """What failed, with the cause: parts of the reward, and ``environment``."""
+        failed = {"environment": self.environment_failure} if self.environment_failure else {}
+        return {**self.failures, **failed}
+
+    @property
+    def completion_length(self) -> int:
+        """Tokens that the policy sampled in all turns."""
+        return sum(len(turn.tokens) for turn in self.turns if turn.kind == "completion")
+
+
+@dataclass(slots=True)
+class Group:
+    """The episodes sampled for one task."""
+
+    task: Task
+    episodes: list[Episode]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """What a reward judges. Picklable; rewards are pure functions of it.
+
+    Args:
+        task: the problem, with its reference answer.
+        prompt: the prompt as text.
+        completion: text of the last completion.
+        completions: text of every completion, in turn.
+        finish_reason: how the last completion ended.
+        completion_length: tokens sampled in the whole episode.
+    """
+
+    task: Task
+    prompt: str
+    completion: str
+    completions: tuple[str, ...] = ()
+    finish_reason: FinishReason = "stop"
+    completion_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One sequence to train on, as a recipe hands it to a trainer.
+
+    Args:
+        tokens: token ids. [T]
+        loss_mask: True for each token whose prediction is trained; the first is never. [T]
+        fields: what the loss needs beside logprobs: a number (for the whole sequence) or one number
+            for each token [T]; numpy arrays and tensors are taken like lists. Well-known names:
+            ``advantages``, ``sampler_logprobs``, ``reference_logprobs``, ``versions``, ``weights``.
+    """
+
+    tokens: Sequence[int]
+    loss_mask: Sequence[bool]
+    fields: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did.
+
+    Args:
+        loss: sum over all trained tokens divided by the loss's count, over all micro-batches and
+            ranks.
+        grad_norm: norm of the whole gradient before clipping.
+        learning_rate: used in this step.
+        tokens: real tokens the model processed (no padding).
+        trained_tokens: tokens under the loss mask.
+        metrics: means the loss reported, and the sampler-trainer mismatch where it is known.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    trained_tokens: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightManifest:
+    """Names a published set of weights, so that whoever loads it can prove what it holds.
+
+    Args:
+        version: policy version.
+        checksum: of all tensors by Hugging Face name (``forge_core.tensors.checksum``).
+        tensors: how many.
+        bytes: in all.
+    """
+
+    version: int
+    checksum: str
+    tensors: int
+    bytes: int

@@ -1,0 +1,221 @@
+"""Deadlines for the code of components that runs in the controller's own process.
+
+While such code waits, the event loop ends it. While it computes or blocks, nothing on the event
+loop can; there the operating system's timer does (``SIGALRM``). It interrupts Python code, regular
+expressions, and calls of the system such as ``sleep`` and ``recv``, in the main thread. Code in C
+that never gives Python its turn, and code in another thread, cannot be interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+
+from forge_core.contracts.errors import RunInterrupted
+
+T = TypeVar("T")
+
+AGAIN = 1.0
+"""Seconds after which code that has swallowed its interruption is interrupted again."""
+
+CLEANUP = 5.0
+"""Seconds that a coroutine may take to end once it was cancelled; then it is abandoned."""
+
+LEAST = 0.1
+"""Seconds that a call has at least, however late it is in a run that was asked to stop."""
+
+
+class DeadlineExceeded(Exception):
+    """A call took longer than it may."""
+
+
+class _Overdue(BaseException):
+    """Raised in the midst of code whose deadline has passed. No ``Exception``, so that
+    ``except Exception: continue`` does not keep it."""
+
+
+class Hurried(RunInterrupted):
+    """A call was interrupted because the run was asked to stop, before its own deadline."""
+
+
+class _Limit:
+    """A call that has the main thread now."""
+
+    def __init__(self, seconds: float, hurried: bool) -> None:
+        self.until = time.monotonic() + seconds
+        self.hurried = hurried
+        self.over = False
+        self.fired = False
+
+    def on_alarm(self, number: int, frame: FrameType | None) -> None:
+        if not self.over and time.monotonic() >= self.until - 0.01:
+            self.fired = True
+            raise _Overdue
+
+
+class _Hurry:
+    """Calls end by ``until``, whatever their own deadlines are; None: nobody is in a hurry."""
+
+    until: float | None = None
+    current: _Limit | None = None
+
+
+_hurry = _Hurry()
+
+
+def hurry(seconds: float | None) -> None:
+    """Have every call, those under way too, end within so many seconds. None takes it back.
+
+    Called in the main thread, as a signal's handler is.
+    """
+    _hurry.until = None if seconds is None else time.monotonic() + seconds
+    limit = _hurry.current
+    if limit is not None and seconds is not None and limit.until > time.monotonic() + seconds:
+        limit.until = time.monotonic() + seconds
+        limit.hurried = True
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+
+
+def call_within(seconds: float, call: Callable[[], T]) -> T:
+    """Call a function; interrupt it when its time is up. Outside the main thread: just call it.
+
+    Args:
+        seconds: until then.
+        call: what to call.
+
+    Raises:
+        DeadlineExceeded: it was interrupted, whatever it made of that.
+        Hurried: the same, because of ``hurry``.
+    """
+    hurried = False
+    if _hurry.until is not None:
+        rest = max(LEAST, _hurry.until - time.monotonic())
+        hurried, seconds = rest < seconds, min(rest, seconds)
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    limit, outer = _Limit(seconds, hurried), _hurry.current
+    previous = signal.signal(signal.SIGALRM, limit.on_alarm)
+    try:
+        _hurry.current = limit
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN)
+        result = call()
+        limit.over = True
+    except BaseException as error:
+        limit.over = True
+        if limit.fired and not isinstance(error, KeyboardInterrupt):
+            raise _exceeded(seconds, limit.hurried) from None
+        raise
+    finally:
+        limit.over = True
+        rest = 0.0 if outer is None else max(1e-6, outer.until - time.monotonic())
+        signal.setitimer(signal.ITIMER_REAL, rest, AGAIN if rest else 0.0)
+        _hurry.current = outer
+        signal.signal(signal.SIGALRM, previous)
+    if limit.fired:
+        raise _exceeded(seconds, limit.hurried)
+    return result
+
+
+async def await_within(seconds: float, call: Callable[[], Awaitable[T]]) -> T:
+    """Call a function and await what it returns, all of it within a number of seconds.
+
+    No task is made. A coroutine that does not end ``CLEANUP`` seconds after it was cancelled is
+    abandoned.
+
+    Raises:
+        DeadlineExceeded: it was ended.
+    """
+    until = time.monotonic() + seconds
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            result: T = await _Stepped(call_within(seconds, call), until)
+    except DeadlineExceeded:
+        raise _exceeded(seconds) from None
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        _spare_threads()
+        raise _exceeded(seconds) from None
+    if scope.expired():
+        raise _exceeded(seconds)
+    return result
+
+
+def _exceeded(seconds: float, hurried: bool = False) -> DeadlineExceeded | Hurried:
+    if hurried:
+        return Hurried("a call that did not return was interrupted")
+    return DeadlineExceeded(f"no answer within {seconds:.3g} s")
+
+
+def _spare_threads() -> None:
+    """What hangs may be a thread of the loop's executor, which has few: later calls get others.
+    Those of the old one end when they have done what they were given."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+
+
+class _Stepped(Awaitable[T]):
+    """An awaitable of which each stretch between two waits is interrupted at the deadline.
+
+    Args:
+        inner: what to await.
+        until: the deadline, on the monotonic clock.
+    """
+
+    def __init__(self, inner: Awaitable[T], until: float) -> None:
+        self._inner = inner
+        self._until = until
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        inner = self._inner.__await__()
+        step: Callable[[], Any] = partial(next, inner)
+        ending: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                try:
+                    waits_for = call_within(self._seconds(ending), step)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                try:
+                    yield waits_for
+                    step = partial(next, inner)
+                except GeneratorExit:
+                    self._abandon(inner)
+                    raise
+                except asyncio.CancelledError as error:
+                    task = asyncio.current_task()
+                    assert task is not None
+                    if ending is not None and ending.when() <= asyncio.get_running_loop().time():
+                        task.uncancel()
+                        self._abandon(inner)
+                        raise
+                    if ending is None:
+                        loop = asyncio.get_running_loop()
+                        ending = loop.call_later(CLEANUP, task.cancel)
+                    step = partial(_throw, inner, error)
+                except BaseException as error:
+                    step = partial(_throw, inner, error)
+        finally:
+            if ending is not None:
+                ending.cancel()
+
+    def _seconds(self, ending: asyncio.TimerHandle | None) -> float:
+        rest = self._until - time.monotonic()
+        return max(rest, CLEANUP if ending is not None else LEAST)
+
+    def _abandon(self, inner: Generator[Any, Any, T]) -> None:
+        with contextlib.suppress(BaseException):
+            call_within(AGAIN, getattr(inner, "close", lambda: None))
+
+
+def _throw(inner: Generator[Any, Any, T], error: BaseException) -> Any:
+    return inner.throw(error)

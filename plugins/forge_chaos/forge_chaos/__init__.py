@@ -1,0 +1,1 @@
+"""Fault injection: tracker ``chaos`` disturbs a run, ``python -m forge_chaos RUN`` checks it."""

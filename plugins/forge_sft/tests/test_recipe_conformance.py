@@ -1,0 +1,13 @@
+"""Recipe ``sft`` does what every recipe must."""
+
+from __future__ import annotations
+
+from forge_core.testing.conformance.recipe import RecipeConformance
+from forge_core.testing.runs import small_config
+
+
+class TestSft(RecipeConformance):
+    config = small_config(
+        recipe={"use": "sft"},
+        training={"steps": 4, "batch_size": 16, "learning_rate": 0.01},
+    )

@@ -84,7 +84,10 @@ class Leftovers:
 
 
 def _segments() -> set[str]:
-    return {str(path) for path in SHARED_MEMORY.rglob("*") if path.is_file()}
+    # os.walk skips a folder that is removed while it is listed; Path.rglob raises.
+    return {
+        f"{folder}/{name}" for folder, _, names in os.walk(SHARED_MEMORY) for name in names
+    }
 
 
 def _mapped(process: Path) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -51,4 +52,10 @@ def corrupt_weights(run: Path, draw: random.Random, goes_on: Callable[[], bool])
 
 
 def _segments(run: Path) -> list[Path]:
-    return [file for file in SHARED_MEMORY.rglob("*") if run.name in str(file) and file.is_file()]
+    # os.walk skips a folder that is removed while it is listed; Path.rglob raises.
+    return [
+        Path(folder, name)
+        for folder, _, names in os.walk(SHARED_MEMORY)
+        for name in names
+        if run.name in f"{folder}/{name}"
+    ]

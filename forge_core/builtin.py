@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from forge_core.command import COMMANDS
 from forge_core.contracts.component import Command, Component
 from forge_core.contracts.hookspecs import hookimpl
 from forge_core.contracts.protocols import Runtime, Tracker
@@ -25,7 +26,5 @@ def forge_trackers() -> Iterable[Component[Tracker]]:
 
 @hookimpl
 def forge_commands() -> Iterable[Command]:
-    from forge_core.cli.commands import COMMANDS
-
     for name, (target, summary) in COMMANDS.items():
         yield Command(name=name, target=target, summary=summary)

@@ -11,27 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_core.cli import ready
-from forge_core.command import INSTALL_ENGINES
+from forge_core.command import COMMANDS, INSTALL_ENGINES
 from forge_core.contracts.blame import described
 from forge_core.contracts.errors import ForgeError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("forge_core.cli.run:run", "Run a preset or a config file."),
-    "plan": ("forge_core.cli.plan:plan", "Say what a config would take, before it starts."),
-    "runs": ("forge_core.cli.runs:runs", "List the runs in a folder."),
-    "generate": ("forge_core.cli.generate:generate", "Text from a model or a run."),
-    "chat": ("forge_core.cli.chat:chat", "Talk with a model or a run."),
-    "serve": ("forge_core.cli.serve:serve", "Serve a model or a run to OpenAI clients."),
-    "model": ("forge_core.cli.model:model", "Make a model folder from what a plugin ships."),
-    "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
-    "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
-    "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),
-    "doctor": ("forge_core.cli.doctor:doctor", "Say what is installed and what is wrong with it."),
-}
-"""Command -> (module:attribute, one-line help). The help stands here, so it costs no import."""
 
 
 class LazyGroup(click.Group):

@@ -140,7 +140,7 @@ def _explanation(item: Explanation, asked: str) -> list[str]:
 
 def _title(key: str, asked: str) -> str:
     """The key, after the name it was asked by where that is an alias."""
-    from forge_core.config.sections import ALIASES
+    from forge_core.sections import ALIASES
 
     return f"{asked} ({key})" if ALIASES.get(asked) == key else key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_core.config.sections import COMPONENT_MAPS, COMPONENT_SECTIONS
+from forge_core.sections import COMPONENT_MAPS, COMPONENT_SECTIONS
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Component

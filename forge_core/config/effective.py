@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from forge_core.config.layers import SECTIONS
-from forge_core.config.sections import COMPONENT_MAPS, RUN_WIDE
 from forge_core.config.tree import Leaf, Node, Origin, Table
 from forge_core.config.yaml_source import dump
 from forge_core.contracts.config import Provenance
+from forge_core.sections import COMPONENT_MAPS, RUN_WIDE
 
 
 def to_yaml(tree: Mapping[str, Any]) -> str:

@@ -9,16 +9,16 @@ from pydantic import BaseModel
 
 from forge_core.config.layers import choices
 from forge_core.config.schema import describe, field_schema, model_schema
-from forge_core.config.sections import (
+from forge_core.config.yaml_source import dump_inline
+from forge_core.contracts.config import Provenance
+from forge_core.contracts.errors import ConfigError
+from forge_core.sections import (
     ALIASES,
     COMPONENT_MAPS,
     COMPONENT_SECTIONS,
     SHARED_SECTIONS,
     Sections,
 )
-from forge_core.config.yaml_source import dump_inline
-from forge_core.contracts.config import Provenance
-from forge_core.contracts.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Selection

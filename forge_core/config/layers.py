@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from forge_core.config.sections import ALIASES, COMPONENT_MAPS, RUN_WIDE, Sections
 from forge_core.config.tree import Leaf, Node, Table
 from forge_core.config.yaml_source import shortened
+from forge_core.sections import ALIASES, COMPONENT_MAPS, RUN_WIDE, Sections
 
 SECTIONS: tuple[str, ...] = (
     "model",

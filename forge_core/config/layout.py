@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from forge_core.config.defaults import default_transport
 from forge_core.config.precedence import component_name
-from forge_core.config.sections import KERNEL_KEYS
 from forge_core.config.tree import Node, Table, plain
 from forge_core.contracts.component import Location, Placement
 from forge_core.contracts.errors import PluginError
 from forge_core.contracts.sections import PlacementKeys
+from forge_core.sections import KERNEL_KEYS
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog

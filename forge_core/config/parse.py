@@ -12,11 +12,11 @@ from pydantic_core import PydanticSerializationError, to_json
 from forge_core.config.layers import at
 from forge_core.config.precedence import component_name
 from forge_core.config.problems import translate
-from forge_core.config.sections import COMPONENT_MAPS
 from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain
 from forge_core.config.yaml_source import shortened
 from forge_core.contracts.component import Selection
 from forge_core.contracts.errors import PluginError
+from forge_core.sections import COMPONENT_MAPS
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from forge_core.config.layers import Layer, at, choices
-from forge_core.config.sections import COMPONENT_MAPS, EXCLUSIVE, Sections
 from forge_core.config.tree import Leaf, Node, Table, merge
+from forge_core.sections import COMPONENT_MAPS, EXCLUSIVE, Sections
 
 
 def stage_names(layers: Sequence[Layer], problems: list[str]) -> list[str]:

@@ -42,9 +42,9 @@ from forge_core.contracts.services import ServiceOptions
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from forge_core.config.sections import Sections
     from forge_core.contracts.component import Section
     from forge_core.plugins.catalog import Catalog
+    from forge_core.sections import Sections
 
 
 def resolve(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, PydanticUserError
 
 from forge_core.config.layers import SECTIONS
-from forge_core.config.sections import (
+from forge_core.contracts.errors import UsageError
+from forge_core.sections import (
     ALIASES,
     COMPONENT_MAPS,
     RUN_WIDE,
     SHARED_SECTIONS,
 )
-from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Component

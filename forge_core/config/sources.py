@@ -27,7 +27,6 @@ from forge_core.config.defaults import component_defaults
 from forge_core.config.layers import SECTIONS, Layer, check
 from forge_core.config.layout import layout_defaults
 from forge_core.config.precedence import component_name, merged_sections, stage_names
-from forge_core.config.sections import RUN_WIDE
 from forge_core.config.tree import (
     MOST_LEVELS,
     TOO_DEEP,
@@ -40,6 +39,7 @@ from forge_core.config.tree import (
 )
 from forge_core.config.yaml_source import parse_value, shortened
 from forge_core.contracts.errors import ConfigError, PluginError
+from forge_core.sections import RUN_WIDE
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from forge_core.config.sections import COMPONENT_MAPS, Sections
 from forge_core.contracts.component import Command, Component, Preset
 from forge_core.contracts.errors import PluginError
 from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry
+from forge_core.sections import COMPONENT_MAPS, Sections
 
 
 class _Named(Protocol):

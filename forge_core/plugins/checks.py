@@ -12,9 +12,9 @@ from typing import Any
 import pluggy
 from pydantic import BaseModel
 
-from forge_core.config.sections import Sections
 from forge_core.contracts.component import Command, Component, Preset, Section
 from forge_core.plugins.secrets import secret_setting
+from forge_core.sections import Sections
 
 COMPONENT_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 HOOK_NAME = re.compile(r"forge_[a-z0-9_]+")

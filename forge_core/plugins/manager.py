@@ -18,12 +18,6 @@ import pluggy
 from packaging.utils import canonicalize_name
 
 from forge_core import builtin
-from forge_core.config.sections import (
-    COMPONENT_MAPS,
-    COMPONENT_SECTIONS,
-    SHARED_SECTIONS,
-    Sections,
-)
 from forge_core.contracts import hookspecs
 from forge_core.contracts.blame import contained, described
 from forge_core.contracts.component import Command, Component, Preset, Section
@@ -42,6 +36,12 @@ from forge_core.plugins.checks import (
 )
 from forge_core.plugins.discovery import KERNEL, installed_plugins
 from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry, Status
+from forge_core.sections import (
+    COMPONENT_MAPS,
+    COMPONENT_SECTIONS,
+    SHARED_SECTIONS,
+    Sections,
+)
 from forge_core.version import __version__
 
 DISABLE = "FORGE_DISABLE_PLUGINS"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core.config.effective import effective_tree, stage_tree
 from forge_core.config.resolve import resolve
-from forge_core.config.sections import RUN_WIDE
 from forge_core.config.yaml_source import dump_inline
 from forge_core.contracts.config import RunConfig
 from forge_core.contracts.errors import DataError, UsageError
+from forge_core.sections import RUN_WIDE
 
 if TYPE_CHECKING:
     from forge_core.contracts.sections import ModelSection

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from forge_core.config.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
 from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import UsageError
+from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Selection

@@ -85,9 +85,7 @@ class Leftovers:
 
 def _segments() -> set[str]:
     # os.walk skips a folder that is removed while it is listed; Path.rglob raises.
-    return {
-        f"{folder}/{name}" for folder, _, names in os.walk(SHARED_MEMORY) for name in names
-    }
+    return {f"{folder}/{name}" for folder, _, names in os.walk(SHARED_MEMORY) for name in names}
 
 
 def _mapped(process: Path) -> set[int]:

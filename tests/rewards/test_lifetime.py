@@ -20,7 +20,7 @@ SCRIPT = """
     import asyncio, dataclasses, os, pathlib, re, subprocess, sys, threading
     from forge_core import BuildContext, Component, Episode, Placement, Selection, Settings, Task
     from forge_core.config.resolve import RewardPart
-    from forge_core.config.sections import DistributedSection, ModelSection, TrainingSection
+    from forge_core.sections import DistributedSection, ModelSection, TrainingSection
     from forge_core.rewards.pool import RewardPool
 
     class Limit(Settings):

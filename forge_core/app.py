@@ -67,7 +67,7 @@ class Forge:
         Raises:
             UsageError: no stage can; says what the loss needs and what the recipe gives.
         """
-        from forge_core.run.plan import usable_loss
+        from forge_core.run.preflight import usable_loss
 
         source = self._source(source, resume)
         stages = self.resolve(source, overrides).stages

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from forge_core.app import Forge
     from forge_core.contracts.component import Placement
-    from forge_core.run.outlook import Held, Longest, StageOutlook
+    from forge_core.run.estimate import Held, Longest, StageEstimate
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}
 
@@ -29,15 +29,15 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     """
     from forge_core.models.trust import check_section
     from forge_core.run.cautions import cautions
+    from forge_core.run.estimate import estimate
     from forge_core.run.interrupt import interrupts_marked
-    from forge_core.run.outlook import outlook
     from forge_core.run.unused import unused_keys
 
     source, overrides = split_arguments(arguments)
     config = app.resolve(source, overrides)
     check_section(config.model)
     with interrupts_marked():
-        stages = outlook(config)
+        stages = estimate(config)
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")
     for stage in stages:
         _show(stage)
@@ -45,7 +45,7 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
         click.echo(f"\nwarning: {line}")
 
 
-def _show(stage: StageOutlook) -> None:
+def _show(stage: StageEstimate) -> None:
     config = stage.config
     click.echo(f"\nstage {config.name}: recipe {config.recipe.name}")
     for section, (name, placement) in stage.placements.items():
@@ -65,7 +65,7 @@ def _length(longest: Longest) -> str:
     return f"each of at most {tokens}"
 
 
-def _staleness(stage: StageOutlook) -> str:
+def _staleness(stage: StageEstimate) -> str:
     if stage.staleness is None:
         return f"not known: recipe {stage.config.recipe.name} does not tell it"
     how = "strictly on-policy" if stage.staleness == 0 else "optimizer steps at most"

@@ -71,8 +71,9 @@ class RecipeContext(Protocol):
     """The target."""
     version: int
     """Policy version last published; -1 before the first."""
-    kept: dict[str, Any]
-    """State of the recipe's own as JSON-able values; comes back after a resume."""
+    recipe_state: dict[str, Any]
+    """State of the recipe's own as JSON-able values: what it carries from one step to a later one.
+    Checkpoints have it, and a resume brings it back."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -137,7 +138,7 @@ class RecipeContext(Protocol):
         """The trainer, with the stage's weights or, after a resume, the checkpoint's."""
         ...
 
-    async def policy(self) -> ServiceHandle:
+    async def generator(self) -> ServiceHandle:
         """The generator service, holding the trainer's current weights."""
         ...
 

@@ -1,4 +1,4 @@
-"""Where programs outside a run reach its policy."""
+"""Where programs outside a run reach its generators."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Addresses:
         self._on_event = on_event
         self._open: dict[int, str] = {}
 
-    async def open(self, policy: Service) -> None:
+    async def open(self, generator: Service) -> None:
         """Open them all, and that of a replica that restarts when it is back.
 
         Raises:
             ConfigError: an address is not to be had.
         """
-        for outcome in await policy.outcomes("serve"):
+        for outcome in await generator.outcomes("serve"):
             if outcome.error is not None:
                 raise outcome.error
             self._tell(outcome.replica, outcome.value)
-        policy.on_restart("address", self._reopen)
+        generator.on_restart("address", self._reopen)
 
     def close(self) -> None:
         """The replicas are gone."""

@@ -40,7 +40,7 @@ class RunState:
         version: policy version last published.
         position: tasks taken from the dataset for the steps that are done.
         python_rng: state of the ``random`` module, which recipes and plugins may use.
-        extra: what the recipe keeps.
+        recipe_state: what the recipe keeps (``stage.recipe_state``).
         seconds: wall-clock time of the run's processes so far.
         metrics: of the last step.
         evaluations: fields of each ``Evaluation`` so far; None: an older version did not say.
@@ -53,7 +53,7 @@ class RunState:
     version: int
     position: int
     python_rng: list[Any]
-    extra: dict[str, Any] = field(default_factory=dict)
+    recipe_state: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] | None = None

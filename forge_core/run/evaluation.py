@@ -27,7 +27,7 @@ async def evaluate(
         DataError: that is all of them.
     """
     section = stage.config.evaluation
-    policy = await stage.policy()
+    generator = await stage.generator()
     count = min(section.tasks or len(stage.eval_dataset), len(stage.eval_dataset))
     tasks = stage.eval_dataset.readable(range(count))
     count = len(tasks)
@@ -39,7 +39,7 @@ async def evaluate(
                 task,
                 stage.environment,
                 section.samples,
-                generate=policy.generate.route,
+                generate=generator.generate.route,
                 tokenizer=stage.tokenizer,
                 sampling=stage.sampling(temperature=section.temperature, top_p=1.0, top_k=0),
                 seed=derive_seed(stage.seed, "evaluation", task.id),

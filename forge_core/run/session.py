@@ -36,13 +36,13 @@ from forge_core.models.folder import check_init, check_model
 from forge_core.models.manifest import verify, verify_model
 from forge_core.plugins.models import model_makers
 from forge_core.run import interrupt
-from forge_core.run.broadcast import Broadcast
 from forge_core.run.cautions import cautions
 from forge_core.run.checkpoint import DAMAGED, CheckpointStore, RunState
 from forge_core.run.dataset import GuardedDataset
+from forge_core.run.events import EventBus
 from forge_core.run.folder import SUMMARY, RunFolder
 from forge_core.run.interrupt import StopRequest
-from forge_core.run.plan import (
+from forge_core.run.preflight import (
     check_components,
     check_loss,
     check_reference,
@@ -175,7 +175,7 @@ class RunSession:
 
     def _dropped(self, message: str) -> None:
         if self.watchdog is not None:
-            self.broadcast.event("warning", message)
+            self.events.event("warning", message)
 
     def dataset(self, stage: StageConfig, section: str) -> GuardedDataset:
         """The built dataset of a stage's section; built once.
@@ -227,7 +227,7 @@ class RunSession:
         self._admit()
         self.last_record = record
         self.progress.metrics = record.metrics
-        self.broadcast.step(record, episodes)
+        self.events.step(record, episodes)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Keep a score for the summary and report it.
@@ -237,7 +237,7 @@ class RunSession:
         """
         self.writer.check()
         self.progress.add(evaluation)
-        self.broadcast.event(
+        self.events.event(
             "evaluation",
             f"{evaluation.stage}: held-out score {evaluation.score:.3f} "
             f"{evaluation.moment} training ({evaluation.tasks} tasks, step {evaluation.step})",
@@ -291,10 +291,10 @@ class RunSession:
             earlier, warnings = self._go_on(state)
             if earlier is not None:
                 return earlier
-        self.broadcast = Broadcast(trackers, self._plugins)
-        self.watchdog = Watchdog(self.broadcast.event, threshold=WATCHDOG_SECONDS)
-        self.broadcast.listeners.append(self.watchdog.heard)
-        self.broadcast.observers.waiting = self.watchdog.waiting
+        self.events = EventBus(trackers, self._plugins)
+        self.watchdog = Watchdog(self.events.event, threshold=WATCHDOG_SECONDS)
+        self.events.listeners.append(self.watchdog.heard)
+        self.events.observers.waiting = self.watchdog.waiting
         self._loop = asyncio.get_running_loop()
         self.stop = StopRequest(self._stop_requested)
         failure: BaseException | None = None
@@ -302,10 +302,10 @@ class RunSession:
         try:
             with self.stop, self.watchdog:
                 warnings += troubles(self.folder.path, state.step if state else 0)
-                self.broadcast.start(self._info(state))
+                self.events.start(self._info(state))
                 self._set_damaged_aside(state)
                 for line in [*warnings, *unused_keys(self.config), *cautions(self.config)]:
-                    self.broadcast.event("warning", line)
+                    self.events.event("warning", line)
                 with blaming(self.config.runtime, "build"):
                     self.runtime: Runtime = self.config.runtime.build(context)
                 try:
@@ -333,9 +333,9 @@ class RunSession:
             if not lost:
                 self._write_summary(summary)
             try:
-                self.broadcast.finish(summary)
-                if len(self.broadcast.warnings) > len(summary.warnings):
-                    summary = replace(summary, warnings=tuple(self.broadcast.warnings))
+                self.events.finish(summary)
+                if len(self.events.warnings) > len(summary.warnings):
+                    summary = replace(summary, warnings=tuple(self.events.warnings))
                     if not lost:
                         self._write_summary(summary)
             finally:
@@ -400,7 +400,7 @@ class RunSession:
         record = self.folder.admit(self.config, self._plugins)
         changes = self.resumption.changes()
         if changes:
-            self.broadcast.event(
+            self.events.event(
                 "config_changed",
                 f"config changed: {'; '.join(changes)} ({record.name}. resume)",
                 {"changes": changes, "config": str(record / "config.yaml")},
@@ -453,7 +453,7 @@ class RunSession:
                 await asyncio.to_thread(verify_model, model)
             restored = state if state is not None and state.stage == config.name else None
             stage = Stage(self, config, model=model, total_steps=total, restored=restored)
-            self.broadcast.event(
+            self.events.event(
                 "stage_started",
                 f"stage {config.name} ({index + 1} of {len(self.config.stages)}): recipe "
                 f"{config.recipe.name}, {total} steps",
@@ -494,7 +494,7 @@ class RunSession:
         for step, damage in self._damaged.items():
             self.checkpoints.set_aside(step)
             assert state is not None  # else newest_whole has raised
-            self.broadcast.event(
+            self.events.event(
                 "warning",
                 f"{damage}; going on from step {state.step} instead (the damaged checkpoint is now "
                 f"{DAMAGED}step_{step})",
@@ -525,7 +525,7 @@ class RunSession:
     def _stop_requested(self, signal_name: str) -> None:
         again = "" if signal_name == "SIGHUP" else "; once more to stop at once"
         self._loop.call_soon_threadsafe(self._stop_stage)
-        self.broadcast.event(
+        self.events.event(
             "stopping",
             f"{signal_name}: stopping after this step, or without it if it takes more than "
             f"{interrupt.GRACE:g} s{again}",
@@ -541,7 +541,7 @@ class RunSession:
             self.folder.write_summary(summary)
         except OSError as error:
             path = self.folder.path / SUMMARY
-            self.broadcast.event("warning", f"cannot write {path}: {error.strerror}")
+            self.events.event("warning", f"cannot write {path}: {error.strerror}")
 
     def _summary(self, failure: BaseException | None) -> Summary:
         outcome, exit_code, message = _outcome(failure)
@@ -549,7 +549,7 @@ class RunSession:
             data = {}
             with suppress(OSError):  # the error itself is what counts
                 data["traceback"] = str(self.folder.write_error(failure))
-            self.broadcast.event("failed", message, data)
+            self.events.event("failed", message, data)
         steps = self.checkpoints.steps()
         record = self.last_record
         return Summary(
@@ -562,7 +562,7 @@ class RunSession:
             metrics=dict(self.progress.metrics),
             evaluations=self.progress.evaluations,
             checkpoint=self.checkpoints.path(steps[-1]) if steps else None,
-            warnings=tuple(self.broadcast.warnings),
+            warnings=tuple(self.events.warnings),
         )
 
 

@@ -59,7 +59,7 @@ class _Mark:
     trained: int
     position: int
     python_rng: Any
-    kept: dict[str, Any]
+    recipe_state: dict[str, Any]
 
 
 class Stage:
@@ -87,7 +87,7 @@ class Stage:
         self.name = config.name
         self.total_steps = total_steps
         self.model = model
-        self.kept: dict[str, Any] = dict(restored.extra) if restored else {}
+        self.recipe_state: dict[str, Any] = dict(restored.recipe_state) if restored else {}
         """JSON-able state of the recipe's own; comes back after a resume."""
         self.version = -1
         """Policy version last published; -1 before the first."""
@@ -104,13 +104,13 @@ class Stage:
         """Of the recipe, while it runs."""
         self._manifest: WeightManifest | None = None
         self._trainer: Service | None = None
-        self._policy: Service | None = None
+        self._generator: Service | None = None
         self._reference: Service | None = None
         self._rewards: RewardPool | None = None
         self._replay_buffer: Service | None = None
         self._services: dict[str, Service] = {}
         self._components: dict[str, Any] = {}
-        self._addresses = Addresses(session.folder.addresses, session.broadcast.event)
+        self._addresses = Addresses(session.folder.addresses, session.events.event)
         # The learning-rate schedule ends where the stage does, however its length was given.
         training = config.training.model_copy(update={"steps": total_steps, "num_epochs": None})
         self.context = replace(
@@ -156,7 +156,7 @@ class Stage:
             self.config.environment_keys,
             built,
             waiting=self.session.waiting,
-            on_event=self.session.broadcast.event,
+            on_event=self.session.events.event,
         )
 
     @cached_property
@@ -210,7 +210,7 @@ class Stage:
                 placement=self.config.trainer_placement,
                 options=ServiceOptions(retry=False),
                 watchdog=self.session.watchdog,
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
             )
             if self.config.loss is not None and "reference_logprobs" in self.loss.needs:
                 if self.config.reference is None:
@@ -241,7 +241,7 @@ class Stage:
                 placement=self.config.reference_placement,
                 options=ServiceOptions(concurrency=1),  # a trainer takes one call at a time
                 watchdog=self.session.watchdog,
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
             )
         return self._reference
 
@@ -257,7 +257,7 @@ class Stage:
                 placement=added.placement,
                 options=added.options,
                 watchdog=self.session.watchdog,
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
             )
         return self._services[section]
 
@@ -302,12 +302,12 @@ class Stage:
         )
         return [row for part in rows for row in part]
 
-    async def policy(self) -> Service:
+    async def generator(self) -> Service:
         """The generator service, holding the trainer's current weights."""
-        if self._policy is None:
+        if self._generator is None:
             if self.config.generator is None:
                 raise UsageError("generator.use: no generator is installed")
-            self._policy = await Service.start(
+            self._generator = await Service.start(
                 self.session.runtime,
                 self.config.generator,
                 self.context,
@@ -315,22 +315,22 @@ class Stage:
                 placement=self.config.generator_placement,
                 options=self.config.generator_options,
                 watchdog=self.session.watchdog,
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
             )
             await self.publish()
             if self.config.generator.component.serves:
-                await self._addresses.open(self._policy)
-        return self._policy
+                await self._addresses.open(self._generator)
+        return self._generator
 
     async def publish(self) -> int:
         """Send the trainer's weights to every replica, proved by checksum; returns the version."""
         trainer = await self.trainer()
-        if self._policy is None:
+        if self._generator is None:
             # Starting the service publishes.
-            await self.policy()
+            await self.generator()
             return self.version
         manifest: WeightManifest = await trainer.publish.route(self.version + 1)
-        await update_weights(self._policy, manifest)
+        await update_weights(self._generator, manifest)
         before, self._manifest = self._manifest, manifest
         self.version = manifest.version
         self._published_at = self._at
@@ -366,7 +366,7 @@ class Stage:
                 name="replay_buffer",
                 placement=self.config.replay_buffer_placement,
                 watchdog=self.session.watchdog,
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
             )
             if self._restored is not None:
                 saved = self.session.checkpoints.path(self._restored.step) / REPLAY_BUFFER
@@ -397,7 +397,7 @@ class Stage:
                 placement=self.config.reward_placement,
                 log=self.session.folder.rewards_log,
                 confinement=Confinement.of(self.config.reward_workers),
-                on_event=self.session.broadcast.event,
+                on_event=self.session.events.event,
                 watchdog=self.session.watchdog,
             )
         if self.config.environment is not None:
@@ -406,11 +406,11 @@ class Stage:
             [episode for episode in episodes if not episode.environment_failure]
         )
         for episode in episodes:
-            self.session.broadcast.episode(episode)
+            self.session.events.episode(episode)
 
     def warn(self, message: str, data: Mapping[str, Any] | None = None) -> None:
         """Show a warning, and keep it in ``events.jsonl`` and the summary."""
-        self.session.broadcast.event("warning", message, data)
+        self.session.events.event("warning", message, data)
 
     def waiting(self, what: str, detail: str = "") -> AbstractContextManager[None]:
         """Name what a block waits for, so that a wait that takes long is reported."""
@@ -469,7 +469,7 @@ class Stage:
         if "tasks" in self.__dict__:
             self.tasks.position = self._mark.position
         random.setstate(self._mark.python_rng)
-        self.kept = self._mark.kept
+        self.recipe_state = self._mark.recipe_state
         step = self.session.steps_before(self) + self._step
         if self._step and step not in self.session.checkpoints.steps():
             await self.save()
@@ -483,7 +483,7 @@ class Stage:
             trained=self._counts().trained,
             position=self.tasks.position if self.config.dataset is not None else 0,
             python_rng=random.getstate(),
-            kept=deepcopy(self.kept),
+            recipe_state=deepcopy(self.recipe_state),
         )
 
     async def steps(self) -> AsyncIterator[Step]:
@@ -540,15 +540,15 @@ class Stage:
         return self.dataset.dropped if self.config.dataset is not None else 0
 
     def _counts(self) -> Counts:
-        trainer, policy = self._trainer, self._policy
+        trainer, generator = self._trainer, self._generator
         return Counts(
             trained=trainer.answered["train_step"] if trainer else 0,
-            sampled=policy.answered["generate"] if policy else 0,
+            sampled=generator.answered["generate"] if generator else 0,
             version=self.version,
         )
 
     def _report(self, step: Step) -> None:
-        for service in (self._policy, self._reference, *self._services.values()):
+        for service in (self._generator, self._reference, *self._services.values()):
             if service is not None:
                 lap = service.lap()
                 step.timing.update({f"{service.name}_{name}": value for name, value in lap.items()})
@@ -587,7 +587,7 @@ class Stage:
                 version=self.version,
                 position=self.tasks.position,
                 python_rng=[algorithm, list(internal), gauss],
-                extra=self.kept,
+                recipe_state=self.recipe_state,
                 **self.session.progress.to_state(),
             )
             write_state(draft, state)
@@ -595,10 +595,10 @@ class Stage:
             if metrics.is_file():
                 shutil.copyfile(metrics, draft / METRICS)
         place = self.session.checkpoints.path(run_step)
-        self.session.broadcast.event(
+        self.session.events.event(
             "checkpoint", f"checkpoint {place.name}", {"step": run_step, "path": str(place)}
         )
-        self.session.broadcast.checkpoint(place, run_step)
+        self.session.events.checkpoint(place, run_step)
         return place
 
     async def _evaluate(self, moment: Literal["before", "during", "after"]) -> None:
@@ -629,7 +629,7 @@ class Stage:
         """Give everything back, whatever state it is in; the first failure is raised at the end."""
         errors: list[Exception] = []
         parts = (
-            *(self._policy, self._trainer, self._reference, self._rewards, self._replay_buffer),
+            *(self._generator, self._trainer, self._reference, self._rewards, self._replay_buffer),
             *self._services.values(),
         )
         for part in parts:

@@ -12,7 +12,7 @@ from forge_core.contracts.errors import ReplicaDied, RunFailed
 from forge_core.contracts.services import ServiceOptions
 from forge_core.services.metrics import Counters
 from forge_core.services.replica import LiveReplica
-from forge_core.services.routing import POLICIES, RoutedCall
+from forge_core.services.routing import ROUTERS, RoutedCall
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Rotation:
         self.healthy: dict[int, LiveReplica] = {}
         self._name = name
         self._concurrency = options.concurrency
-        self._routing = POLICIES[options.routing]()
+        self._routing = ROUTERS[options.routing]()
         self._counters = counters
         self._waiters: deque[_Waiter] = deque()
         self._admitted = asyncio.Event()  # something is healthy, or never will be
@@ -54,7 +54,7 @@ class Rotation:
         return sum(live.in_flight for live in self.healthy.values())
 
     async def acquire(self, call: RoutedCall, pinned: LiveReplica | None) -> LiveReplica:
-        """Reserve a place: on the session's replica, or where the policy says.
+        """Reserve a place: on the session's replica, or where the router says.
 
         Raises:
             RunFailed: the service has ended.

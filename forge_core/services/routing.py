@@ -1,6 +1,6 @@
 """Which replica a call goes to.
 
-A policy sees the replicas in rotation and chooses one, or none if the call has to wait. All are
+A router sees the replicas in rotation and chooses one, or none if the call has to wait. All are
 deterministic in the order of calls; ties go to the lowest index.
 """
 
@@ -23,7 +23,7 @@ REMEMBERED_BLOCKS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RoutedCall:
-    """What a policy may know of a call.
+    """What a router may know of a call.
 
     Args:
         argument: its first positional argument, such as the prompt; None without one.
@@ -35,8 +35,8 @@ class RoutedCall:
     before: LiveReplica | None = None
 
 
-class Routing(Protocol):
-    """A policy; one object for each service."""
+class Router(Protocol):
+    """A router; one object for each service."""
 
     def choose(
         self, call: RoutedCall, healthy: Mapping[int, LiveReplica], free: Collection[LiveReplica]
@@ -129,10 +129,10 @@ def _prefixes(argument: object) -> list[int]:
     return hashes
 
 
-POLICIES: Mapping[RoutingName, Callable[[], Routing]] = {
+ROUTERS: Mapping[RoutingName, Callable[[], Router]] = {
     "least_loaded": LeastLoaded,
     "round_robin": RoundRobin,
     "sticky": Sticky,
     "prefix": PrefixRouting,
 }
-"""Name in a config -> policy."""
+"""Name in a config -> router."""

@@ -22,7 +22,7 @@ def state(step: int, *, done: bool = False) -> RunState:
         version=step,
         position=8 * step,
         python_rng=[algorithm, list(internal), gauss],
-        extra={"seen": step},
+        recipe_state={"seen": step},
     )
 
 

@@ -29,7 +29,7 @@ from forge_core import (
 )
 from forge_core.plugins.manager import PluginManager
 from forge_core.run import listener, observers
-from forge_core.run.broadcast import Broadcast
+from forge_core.run.events import EventBus
 from forge_core.testing.runs import lines_of, small_config
 from forge_core.trackers.jsonl import JsonlTracker
 from forge_core.watchdog import Watchdog
@@ -135,20 +135,20 @@ def _step(number: int) -> StepRecord:
 def _course(
     tmp_path: Path, *trackers: Any, steps: int = 3, plugins: tuple[object, ...] = ()
 ) -> Any:
-    """A made-up run, told to trackers; returns the broadcast."""
+    """A made-up run, told to trackers; returns its event bus."""
     named = {f"t{index}": tracker for index, tracker in enumerate(trackers)}
-    broadcast = Broadcast(named, PluginManager(plugins, discover=False))
-    broadcast.start(RunInfo(name="x", folder=tmp_path, stages=()))
+    bus = EventBus(named, PluginManager(plugins, discover=False))
+    bus.start(RunInfo(name="x", folder=tmp_path, stages=()))
     episode = Episode(Task("t", "1+1="), turns=[])
     for number in range(1, steps + 1):
-        broadcast.step(_step(number), [episode])
-        broadcast.event("checkpoint", f"checkpoint step_{number}")
-    broadcast.finish(
+        bus.step(_step(number), [episode])
+        bus.event("checkpoint", f"checkpoint step_{number}")
+    bus.finish(
         Summary(
             outcome="finished", exit_code=0, message="", folder=tmp_path, steps=steps, seconds=1.0
         )
     )
-    return broadcast
+    return bus
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -163,9 +163,9 @@ def test_every_method_may_fail(
             raise KeyError("run")
 
     bad, good = Tracker(misbehave), Tracker()
-    broadcast = _course(tmp_path, bad, good)
+    bus = _course(tmp_path, bad, good)
     reason = "no answer for 0.3 s" if hangs else "KeyError: 'run'"
-    assert broadcast.warnings == [f"tracker t0: {method}: {reason}; the run goes on without it"]
+    assert bus.warnings == [f"tracker t0: {method}: {reason}; the run goes on without it"]
     assert good.steps == [1, 2, 3]
     assert good.told[-1] == "finish"
 
@@ -188,8 +188,8 @@ def test_a_lost_connection_is_tried_again(tmp_path: Path, impatient: None) -> No
 def test_a_slow_tracker_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "BACKLOG", 4)
     tracker = Tracker(lambda method: time.sleep(0.005))
-    broadcast = _course(tmp_path, tracker, steps=50)
-    assert broadcast.warnings == []
+    bus = _course(tmp_path, tracker, steps=50)
+    assert bus.warnings == []
     assert tracker.steps == list(range(1, 51))
     assert tracker.told == ["start", *["step", "episodes", "event"] * 50, "finish"]
 
@@ -248,8 +248,8 @@ def test_an_observer_that_hangs_at_the_end_is_left(
         def forge_run_finished(self) -> None:
             release.wait(60)
 
-    broadcast = _course(tmp_path, plugins=(Hangs(),))
-    assert broadcast.warnings == [
+    bus = _course(tmp_path, plugins=(Hangs(),))
+    assert bus.warnings == [
         "plugin Hangs: forge_run_finished: no answer for 0.3 s; the run goes on without this hook"
     ]
 
@@ -261,10 +261,10 @@ def test_a_hook_that_does_not_return_is_named() -> None:
             time.sleep(0.5)
 
     messages: list[str] = []
-    broadcast = Broadcast({}, PluginManager([Slow()], discover=False))
+    bus = EventBus({}, PluginManager([Slow()], discover=False))
     with Watchdog(lambda kind, message, data: messages.append(message), threshold=0.1) as watchdog:
-        broadcast.observers.waiting = watchdog.waiting
-        broadcast.step(_step(1), [])
+        bus.observers.waiting = watchdog.waiting
+        bus.step(_step(1), [])
     assert messages
     assert re.match(r"run has waited .* s for forge_step_finished of plugin Slow", messages[0])
 

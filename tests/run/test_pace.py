@@ -43,10 +43,10 @@ class Recipe:
         return steps
 
     async def run(self, stage: Any) -> None:
-        trainer, policy = await stage.trainer(), await stage.policy()
+        trainer, generator = await stage.trainer(), await stage.generator()
         tokens = encode_prompt("1+1=", stage.tokenizer)
         async for step in stage.steps():
-            await policy.generate.route(tokens, stage.sampling(seed=step.number))
+            await generator.generate.route(tokens, stage.sampling(seed=step.number))
             sequence = TrainSequence(tokens=[*tokens, 3], loss_mask=[False] * len(tokens) + [True])
             for _ in range(self.trains):
                 await trainer.train_step.route([[sequence]])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge_core import Component, Forge, Selection, Settings, UsageError
-from forge_core.run.plan import check_sampler
+from forge_core.run.preflight import check_sampler
 from forge_core.testing.runs import small_config
 
 

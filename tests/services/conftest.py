@@ -73,7 +73,7 @@ class Worker:
         self.checksum = self.site.wrong.get(self.replica, manifest.checksum)
         return WeightManifest(self.version, self.checksum, manifest.tensors, manifest.bytes)
 
-    async def policy(self) -> int:
+    async def held_version(self) -> int:
         return self.version
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ async def site() -> Site:
 
 @pytest.fixture
 async def start(site: Site, context: BuildContext) -> AsyncIterator[Callable[..., Any]]:
-    """``await start(replicas=2, tries=3, ...)``: a service named ``policy``, closed at the end."""
+    """``await start(replicas=2, tries=3, ...)``: service ``generator``, closed at the end."""
     services: list[Service] = []
 
     async def make(
@@ -165,7 +165,7 @@ async def start(site: Site, context: BuildContext) -> AsyncIterator[Callable[...
             site,
             site.selection,
             context,
-            name="policy",
+            name="generator",
             placement=Placement(replicas=replicas, procs=procs),
             options=ServiceOptions(**{"restart_delay": 0.01, **options}),
             on_event=lambda kind, message, data: site.events.append((kind, message)),

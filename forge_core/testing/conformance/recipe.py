@@ -109,7 +109,8 @@ class RecipeConformance(Suite):
             differing = [name for name in row if row[name] != other.get(name)]
             assert not differing, (
                 f"stopped after step {stop} and resumed, step {row['step']} differs in "
-                f"{', '.join(differing)}: what the recipe keeps between steps goes into stage.kept"
+                f"{', '.join(differing)}: what the recipe keeps between steps goes into "
+                "stage.recipe_state"
             )
         weights = Path("checkpoints") / f"step_{planned}" / WEIGHTS
         assert (run / weights).read_bytes() == (folder / weights).read_bytes()

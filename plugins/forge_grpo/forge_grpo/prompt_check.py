@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from forge_core import Dataset, RecipeContext, ServiceHandle
 
 
-async def check_prompts(stage: RecipeContext, policy: ServiceHandle) -> None:
+async def check_prompts(stage: RecipeContext, generator: ServiceHandle) -> None:
     """Tokenize every prompt of the stage's datasets, and have one token sampled for the longest.
 
     It is the tasks' own prompts that are looked at. What an environment makes of them is met when
@@ -28,7 +28,7 @@ async def check_prompts(stage: RecipeContext, policy: ServiceHandle) -> None:
     for dataset in datasets:
         task, tokens = _longest(dataset, stage.tokenizer)
         try:
-            await policy.generate.route(tokens, Sampling(max_tokens=1, seed=0))
+            await generator.generate.route(tokens, Sampling(max_tokens=1, seed=0))
         except PromptRefused as error:
             raise _failure(task, error) from error
 

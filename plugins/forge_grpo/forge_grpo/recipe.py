@@ -38,8 +38,6 @@ class GrpoRecipe:
 
     def __init__(self, settings: GrpoSettings) -> None:
         self.settings = settings
-        self._quiet = 0
-        self._told_of_clipping = False
 
     def usable_tasks(self, config: StageConfig, dataset: Dataset) -> int:
         """Tasks that are not left out for their prompts. Counted only where epochs are."""
@@ -85,10 +83,10 @@ class GrpoRecipe:
 
     async def run(self, stage: RecipeContext) -> None:
         trainer = await stage.trainer()
-        policy = await stage.policy()
+        generator = await stage.generator()
         if self.settings.overlong_prompts == "fail":
-            await check_prompts(stage, policy)
-        async with self._sampled(stage, policy) as sampled:
+            await check_prompts(stage, generator)
+        async with self._sampled(stage, generator) as sampled:
             async for step in stage.steps():
                 groups = await sampled.groups(step)
                 episodes = [episode for group in groups for episode in group.episodes]
@@ -110,12 +108,12 @@ class GrpoRecipe:
                     step.record(await _mismatch(stage, trainer, some) if some else {})
 
     def _sampled(
-        self, stage: RecipeContext, policy: ServiceHandle
+        self, stage: RecipeContext, generator: ServiceHandle
     ) -> AbstractAsyncContextManager[Rollouts | Ahead]:
         """Where each step's groups come from: sampled when it asks for them, or ahead of it."""
         rollouts = Rollouts(
             stage,
-            policy,
+            generator,
             group_size=self.settings.group_size,
             per_step=_episodes_per_step(stage.config) // self.settings.group_size,
             overlong_prompts=self.settings.overlong_prompts,
@@ -154,8 +152,9 @@ class GrpoRecipe:
         self, stage: RecipeContext, step: Step, kept: Sequence[Episode]
     ) -> None:
         learns = any(episode.advantage for episode in kept)
-        self._quiet = 0 if learns else self._quiet + 1
-        if self._quiet == QUIET_STEPS:
+        quiet = 0 if learns else stage.recipe_state.get("steps_without_signal", 0) + 1
+        stage.recipe_state["steps_without_signal"] = quiet
+        if quiet == QUIET_STEPS:
             mean = step.metrics["reward/mean"]
             stage.warn(
                 f"no group had two different rewards for {QUIET_STEPS} steps (mean {mean:.2f}): "
@@ -167,9 +166,10 @@ class GrpoRecipe:
         range is the difference between two engines. Said once."""
         clipped = step.metrics.get("clip_fraction", 0.0)
         on_policy = step.metrics["staleness/max"] == 0
-        if self._told_of_clipping or not on_policy or clipped < CLIPPED_ON_POLICY:
+        told = stage.recipe_state.get("told_of_clipping", False)
+        if told or not on_policy or clipped < CLIPPED_ON_POLICY:
             return
-        self._told_of_clipping = True
+        stage.recipe_state["told_of_clipping"] = True
         mismatch = step.metrics.get("mismatch/logprob_abs_mean", 0.0)
         loss = stage.config.loss.name if stage.config.loss is not None else "loss"
         stage.warn(

@@ -18,7 +18,7 @@ class Rollouts:
 
     Args:
         stage: whose tasks, environment and rewards they are.
-        policy: the generator service.
+        generator: the generator service.
         group_size: episodes of a group.
         per_step: groups of a step.
         overlong_prompts: whether tasks whose prompt cannot be answered are left out.
@@ -27,7 +27,7 @@ class Rollouts:
     def __init__(
         self,
         stage: RecipeContext,
-        policy: ServiceHandle,
+        generator: ServiceHandle,
         *,
         group_size: int,
         per_step: int,
@@ -38,7 +38,7 @@ class Rollouts:
         self._refusal = ""
         """The first refused prompt, in words."""
         self.per_step = per_step
-        self._policy = policy
+        self._generator = generator
         self._group_size = group_size
         self._sampling = stage.sampling()
 
@@ -80,7 +80,7 @@ class Rollouts:
                 task,
                 self.stage.environment,
                 self._group_size,
-                generate=self._policy.generate.route,
+                generate=self._generator.generate.route,
                 tokenizer=self.stage.tokenizer,
                 sampling=self._sampling,
                 seed=derive_seed(self.stage.seed, "rollout", steps_before + 1, index),

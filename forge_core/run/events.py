@@ -1,4 +1,4 @@
-"""Tells trackers and plugins what happens, in one order, from whichever thread it comes."""
+"""The event bus: trackers and plugins hear what happens, in one order, from any thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUIET_SECONDS = 3.0
 """A wait for trackers at the end of a run that takes longer is announced on standard error."""
 
 
-class Broadcast:
+class EventBus:
     """Trackers in threads of their own; those that are the run's own record in the caller's.
 
     A tracker that raises or hangs is given up and reported in a ``tracker_failed`` event. A record

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forge_core.contracts.blame import blaming
 from forge_core.contracts.memory import Memory, ModelShape, Workload
 from forge_core.models.shape import FAMILIES, model_config, model_shape
-from forge_core.run.plan import check_components, check_reference, check_sampler
+from forge_core.run.preflight import check_components, check_reference, check_sampler
 from forge_core.run.unused import check_evaluation
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageOutlook:
+class StageEstimate:
     """What one stage would take.
 
     Args:
@@ -84,7 +84,7 @@ class StageOutlook:
     staleness: int | None
 
 
-def outlook(config: RunConfig) -> list[StageOutlook]:
+def estimate(config: RunConfig) -> list[StageEstimate]:
     """What each stage would take.
 
     Raises:
@@ -94,7 +94,7 @@ def outlook(config: RunConfig) -> list[StageOutlook]:
     return [_stage(stage) for stage in config.stages]
 
 
-def _stage(stage: StageConfig) -> StageOutlook:
+def _stage(stage: StageConfig) -> StageEstimate:
     context = stage.early_context()
     check_components(stage)
     loss = None
@@ -117,7 +117,7 @@ def _stage(stage: StageConfig) -> StageOutlook:
     if stage.reference is not None:
         memory["reference"] = _memory(stage, "reference", longest, trained=False)
     training = stage.training
-    return StageOutlook(
+    return StageEstimate(
         config=stage,
         placements={
             service: (_components(stage, service), placement)

@@ -19,9 +19,9 @@ def forge_runtimes() -> Iterable[Component[Runtime]]:
 
 @hookimpl
 def forge_trackers() -> Iterable[Component[Tracker]]:
-    from forge_core.trackers.components import CONSOLE, JSONL, TENSORBOARD
+    from forge_core.trackers.components import JSONL
 
-    yield from (CONSOLE, JSONL, TENSORBOARD)
+    yield JSONL
 
 
 @hookimpl

@@ -6,7 +6,6 @@ TESTED_VERSIONS = {
     "tokenizers": "0.23.3",
     "safetensors": "0.8.0",
     "numpy": "2.3.5",
-    "tensorboard": "2.21.0",
     "pydantic": "2.14.3",
     "pydantic-settings": "2.16.3",
     "pluggy": "1.7.0",

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
+from forge_console.frame import frame
+from forge_console.history import RunHistory
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Task
-from forge_core.trackers.frame import frame
-from forge_core.trackers.history import RunHistory
 from forge_core.trackers.jsonl import EPISODES, EVENTS, RESERVED
 from forge_core.trackers.lines import METRICS
 

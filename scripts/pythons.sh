@@ -9,7 +9,7 @@ cd "$FORGE_ROOT"
 TORCH_FREE=(
     tests/config tests/data tests/plugins tests/replay tests/rewards tests/runtimes tests/services
     tests/trackers tests/watchdog
-    plugins/forge_sft/tests/test_jsonl.py
+    plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
     plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
 )
 # Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment

@@ -23,8 +23,8 @@ def component_defaults(catalog: Catalog) -> dict[str, Any]:
             for component in catalog.defaults(section):
                 found[section] = {"use": component.name}
     for section, family in COMPONENT_MAPS.items():
-        if defaults := catalog.defaults(family):
-            found[section] = {component.name: {} for component in defaults}
+        if names := sorted(component.name for component in catalog.defaults(family)):
+            found[section] = {name: {} for name in names}
     return found
 
 

@@ -1,1 +1,1 @@
-"""Listeners to a run: ``console`` for a person, ``jsonl`` for programs, ``tensorboard``."""
+"""The run's own record: tracker ``jsonl``, and its files read with what crashes do to them."""

@@ -70,6 +70,12 @@ class Lines(Settings):
     scale: int | str | None = None
 
 
+class Console(Settings):
+    """Lines on a terminal."""
+
+    interval: float = 5.0
+
+
 class Sft(Settings):
     """Imitation."""
 
@@ -141,6 +147,10 @@ class World:
     @hookimpl
     def forge_datasets(self) -> Iterator[Component[Any]]:
         yield component("lines", Lines)
+
+    @hookimpl
+    def forge_trackers(self) -> Iterator[Component[Any]]:
+        yield component("console", Console, default=True)
 
     @hookimpl
     def forge_presets(self) -> Iterator[Preset]:

@@ -94,7 +94,7 @@ def test_trackers_do_not_rival() -> None:
             yield one("wall", default=True)
 
     config = Forge([Base(), Mine()], discover=False).resolve()
-    assert list(config.trackers) == ["console", "jsonl", "wall"]
+    assert list(config.trackers) == ["jsonl", "wall"]
 
 
 def test_transports_rival_where_they_reach_as_far() -> None:

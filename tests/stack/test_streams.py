@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from forge_console.live import LiveView
 from forge_core import Event, RunInfo, StageInfo
 from forge_core.testing.command import process_environ
 from forge_core.testing.runs import lines_of, small_config, write_config
-from forge_core.trackers.live import LiveView
 
 STAGES = [StageInfo(name="grpo", recipe="grpo", steps=3)]
 FORGE = f"{sys.executable} -m forge_core"

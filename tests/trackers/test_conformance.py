@@ -1,4 +1,4 @@
-"""The trackers that come with the kernel, and that the suite catches each way of being wrong."""
+"""The kernel's tracker, and that the suite catches each way of being wrong."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from forge_core import BuildContext, Component, RunInfo, Selection, Settings, St
 from forge_core.testing.conformance.tracker import TrackerConformance, run_info
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import lines_of
-from forge_core.trackers.components import (
-    ConsoleSettings,
-    JsonlSettings,
-    build_console,
-    build_jsonl,
-)
+from forge_core.trackers.components import JsonlSettings, build_jsonl
 
 
 def tracker(build: Callable[..., Any], settings: Settings) -> Selection[Any]:
     component = Component(name="mine", settings=type(settings), build=build, summary="under test")
     return Selection(family="tracker", component=component, settings=settings)
-
-
-class TestConsole(TrackerConformance):
-    @pytest.fixture(params=["live", "plain"])
-    def selection(self, request: pytest.FixtureRequest) -> Selection[Any]:
-        return tracker(build_console, ConsoleSettings(view=request.param))
 
 
 class TestJsonl(TrackerConformance):

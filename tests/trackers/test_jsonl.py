@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
+from forge_core.testing.demo import replay
 from forge_core.trackers.jsonl import EPISODES, EVENTS, JsonlTracker
 from forge_core.trackers.lines import METRICS
 
@@ -55,7 +55,7 @@ def finished(folder: Path) -> Summary:
     )
 
 
-def test_a_whole_run(tmp_path: Path, replay: Callable[..., Any]) -> None:
+def test_a_whole_run(tmp_path: Path) -> None:
     replay([JsonlTracker(episodes=3)], tmp_path)
     metrics = strict(tmp_path / METRICS)
     assert [line["step"] for line in metrics] == list(range(1, 301))
@@ -77,17 +77,12 @@ def test_a_whole_run(tmp_path: Path, replay: Callable[..., Any]) -> None:
     assert kinds[-1] == "run_finished"
 
 
-def test_runs_with_one_seed_differ_in_timing_only(tmp_path: Path, demo: Any) -> None:
+def test_runs_with_one_seed_differ_in_timing_only(tmp_path: Path) -> None:
     lines = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         seconds = 0.1 if name == "a" else 0.3
-        demo.replay(
-            [JsonlTracker(episodes=1)],
-            tmp_path / name,
-            step_seconds=seconds,
-            pause=lambda seconds: None,
-        )
+        replay([JsonlTracker(episodes=1)], tmp_path / name, step_seconds=seconds)
         lines.append(strict(tmp_path / name / METRICS))
     assert lines[0] != lines[1]
     for line in (*lines[0], *lines[1]):

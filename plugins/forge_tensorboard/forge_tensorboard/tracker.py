@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
-from forge_core.contracts.types import Episode
+from forge_core import Episode, Event, RunInfo, StepRecord, Summary
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

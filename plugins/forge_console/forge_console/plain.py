@@ -6,12 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from forge_core import streams
-from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
-from forge_core.contracts.types import Episode
-from forge_core.trackers.history import RunHistory, is_alarm
-from forge_core.trackers.summary import summary_lines
-from forge_core.trackers.wording import duration, number
+from forge_console.history import RunHistory, is_alarm
+from forge_console.summary import summary_lines
+from forge_console.wording import duration, number
+from forge_core import Episode, Event, RunInfo, StepRecord, Summary, streams
 
 _VALUES = (("reward", "reward/mean"), ("loss", "loss"), ("kl", "kl"))
 _RATES = (("sampled", "generated_tokens_per_second"), ("train", "train_tokens_per_second"))

@@ -1,15 +1,15 @@
-"""A made-up run to look at: ``python tests/trackers/demo.py [--view live] [--seconds 20]``."""
+"""A made-up run that learns addition, to try trackers with.
+
+``replay`` plays it to trackers in no time; ``plugins/forge_console/demo.py`` on a terminal.
+"""
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from forge_core import (
     Completion,
@@ -39,23 +39,43 @@ COMPONENTS = {
 }
 
 
+class Clock(Protocol):
+    """Seconds since the epoch."""
+
+    def __call__(self) -> float: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+
+class StoppedClock:
+    """Its time passes only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def replay(
     trackers: Sequence[Tracker],
     folder: Path,
     *,
     step_seconds: float = 0.2,
-    clock: Callable[[], float] = time.time,
-    pause: Callable[[float], None] = time.sleep,
+    clock: Clock | None = None,
     outcome: str = "finished",
 ) -> Summary:
-    """Tell the trackers of a run of two stages that learns addition.
+    """Play a run of two stages to trackers.
 
     Args:
         step_seconds: mean length of a step.
-        clock: seconds since the epoch.
-        pause: called with each step's seconds.
+        clock: waits for each step; default: one whose time passes at once.
         outcome: ``finished``, or ``failed`` in the middle of the second stage.
     """
+    clock = StoppedClock() if clock is None else clock
     rng = random.Random(0)
     began = clock()
     for tracker in trackers:
@@ -95,7 +115,7 @@ def replay(
             step += 1
             done = stage_step / stage.steps
             seconds = step_seconds * rng.uniform(0.8, 1.2)
-            pause(seconds)
+            clock.wait(seconds)
             make = _sft_metrics if stage.recipe == "sft" else _grpo_metrics
             metrics, timing = make(done, rng, seconds)
             record = StepRecord(
@@ -204,33 +224,3 @@ def _episode(rng: random.Random, mean: float) -> Episode:
         reward=float(right),
         advantage=float(right) - mean,
     )
-
-
-def main() -> None:
-    from forge_core.testing.context import bare_context
-    from forge_core.trackers.components import ConsoleSettings, build_console
-    from forge_core.trackers.jsonl import JsonlTracker
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--view", choices=("auto", "live", "plain"), default="auto")
-    parser.add_argument("--seconds", type=float, default=20.0, help="how long it takes")
-    parser.add_argument("--outcome", choices=("finished", "failed"), default="finished")
-    parser.add_argument("--folder", type=Path, help="run folder; default: a temporary one")
-    options = parser.parse_args()
-    context = bare_context()
-    console = build_console(ConsoleSettings(view=options.view, interval=2.0), context)
-    steps = sum(stage.steps or 0 for stage in STAGES)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        replay(
-            [console, JsonlTracker(episodes=4)],
-            folder,
-            step_seconds=options.seconds / steps,
-            outcome=options.outcome,
-        )
-    sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from forge_core.contracts.records import Event
-from forge_core.trackers.curves import Point, bounds, curve, finite
-from forge_core.trackers.history import RunHistory, is_alarm
-from forge_core.trackers.wording import duration, number, one_line
+from forge_console.curves import Point, bounds, curve, finite
+from forge_console.history import RunHistory, is_alarm
+from forge_console.wording import duration, number, one_line
+from forge_core import Event
 
 RULE = "bright_black"
 LABEL = "dim"

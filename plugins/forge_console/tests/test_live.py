@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from forge_console.frame import frame
+from forge_console.history import MOST_POINTS, RunHistory
+from forge_console.live import LiveView, can_draw
+from forge_console.plain import PlainLog
+from forge_console.plugin import build_console
+from forge_console.settings import ConsoleSettings
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
 from forge_core.testing.context import bare_context
+from forge_core.testing.demo import replay
 from forge_core.testing.runs import until
-from forge_core.trackers.components import ConsoleSettings, build_console
-from forge_core.trackers.frame import frame
-from forge_core.trackers.history import MOST_POINTS, RunHistory
-from forge_core.trackers.live import LiveView, can_draw
-from forge_core.trackers.plain import PlainLog
 
 SIZES = [(80, 24), (120, 40), (200, 50), (60, 14), (40, 10), (10, 5), (81, 33), (300, 90)]
 
@@ -55,7 +57,7 @@ class Recorder:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_no_line_is_wider_than_the_terminal_and_no_frame_higher(
-    tmp_path: Path, replay: Callable[..., Any], width: int, height: int
+    tmp_path: Path, width: int, height: int
 ) -> None:
     frames = []
 
@@ -90,7 +92,7 @@ def step(number: int, steps: int | None = 100, **metrics: float) -> StepRecord:
     )
 
 
-def test_it_shows_what_a_person_wants_to_see(tmp_path: Path, replay: Callable[..., Any]) -> None:
+def test_it_shows_what_a_person_wants_to_see(tmp_path: Path) -> None:
     frames: list[str] = []
     replay([Recorder(lambda history: frames.append(shown(history)))], tmp_path)
     picture = frames[-1]
@@ -190,7 +192,6 @@ def live_console(terminal: Terminal, width: int = 80, height: int = 24) -> Conso
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
 def test_a_whole_live_run_writes_no_line_wider_than_the_terminal(
     tmp_path: Path,
-    replay: Callable[..., Any],
     terminal: Terminal,
     clock: Any,
     width: int,
@@ -198,7 +199,7 @@ def test_a_whole_live_run_writes_no_line_wider_than_the_terminal(
 ) -> None:
     before = set(threading.enumerate())
     view = LiveView(live_console(terminal, width, height), clock=clock)
-    replay([view], tmp_path)
+    replay([view], tmp_path, clock=clock)
     picture, _, summary = terminal.getvalue().partition("✓")
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", picture)
     assert "demo · stage 2 of 2 · grpo" in plain

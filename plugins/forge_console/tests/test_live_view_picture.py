@@ -5,16 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from forge_core.testing.demo import replay
 from forge_core.trackers.jsonl import JsonlTracker
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "live_view_picture.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "live_view_picture.py"
 
 
-def test_a_run_folder_becomes_a_picture(tmp_path: Path, replay: Callable[..., Any]) -> None:
+def test_a_run_folder_becomes_a_picture(tmp_path: Path) -> None:
     replay([JsonlTracker(episodes=2)], tmp_path)
     picture = tmp_path / "images" / "view.svg"
     subprocess.run(

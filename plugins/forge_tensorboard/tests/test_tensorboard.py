@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import pytest
 from forge_core import RunInfo, Selection, StageInfo, StepRecord, Summary, UsageError
 from forge_core.testing.conformance.tracker import TrackerConformance
 from forge_core.testing.context import bare_context
-from forge_core.trackers.components import TENSORBOARD, TensorboardSettings, build_tensorboard
-from forge_core.trackers.tensorboard import FOLDER
+from forge_core.testing.demo import replay
+from forge_tensorboard.plugin import TensorboardSettings, build_tensorboard, forge_trackers
+from forge_tensorboard.tracker import FOLDER
 
 CONTEXT = bare_context()
 
@@ -25,7 +25,7 @@ def scalars(folder: Path) -> Any:
     return read
 
 
-def test_a_whole_run(tmp_path: Path, replay: Callable[..., Any]) -> None:
+def test_a_whole_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     replay([build_tensorboard(TensorboardSettings(), CONTEXT)], tmp_path)
     read = scalars(tmp_path)
@@ -70,4 +70,5 @@ class TestConformance(TrackerConformance):
     def selection(self) -> Selection[Any]:
         pytest.importorskip("tensorboard")
         pytest.importorskip("torch")
-        return Selection(family="tracker", component=TENSORBOARD, settings=TensorboardSettings())
+        [tensorboard] = forge_trackers()
+        return Selection(family="tracker", component=tensorboard, settings=TensorboardSettings())

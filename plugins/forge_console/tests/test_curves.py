@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core.trackers.curves import bounds, curve, finite, sparkline
+from forge_console.curves import bounds, curve, finite, sparkline
 
 values = st.floats(allow_nan=False, allow_infinity=False, width=32)
 

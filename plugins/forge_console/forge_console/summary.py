@@ -7,14 +7,13 @@ from pathlib import Path
 
 from rich.text import Text
 
+from forge_console.curves import sparkline
+from forge_console.history import RunHistory, is_alarm
+from forge_console.wording import duration, number
+from forge_core import Evaluation, Outcome, Summary, UsageError
 from forge_core.command import forge_command
-from forge_core.contracts.errors import UsageError
-from forge_core.contracts.records import Evaluation, Outcome, Summary
-from forge_core.trackers.curves import sparkline
-from forge_core.trackers.history import RunHistory, is_alarm
 from forge_core.trackers.jsonl import EPISODES, EVENTS
 from forge_core.trackers.lines import METRICS
-from forge_core.trackers.wording import duration, number
 
 _MARKS: dict[Outcome, tuple[str, str]] = {
     "finished": ("✓", "bold green"),

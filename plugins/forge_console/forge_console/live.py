@@ -11,12 +11,10 @@ from rich.console import Console, Group
 from rich.control import Control
 from rich.live import Live
 
-from forge_core import streams
-from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
-from forge_core.contracts.types import Episode
-from forge_core.trackers.frame import frame
-from forge_core.trackers.history import RunHistory
-from forge_core.trackers.summary import summary_lines
+from forge_console.frame import frame
+from forge_console.history import RunHistory
+from forge_console.summary import summary_lines
+from forge_core import Episode, Event, RunInfo, StepRecord, Summary, streams
 
 REFRESH_PER_SECOND = 4.0
 

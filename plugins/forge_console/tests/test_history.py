@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from forge_console.history import RunHistory
 from forge_core import Evaluation, Event, RunInfo, StageInfo, StepRecord
-from forge_core.trackers.history import RunHistory
 from forge_core.trackers.lines import METRICS
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_core.contracts.records import Event, RunInfo, StageInfo, StepRecord
-from forge_core.contracts.types import Episode
-from forge_core.trackers.curves import Point
+from forge_console.curves import Point
+from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord
 from forge_core.trackers.lines import METRICS, JsonLines
 
 CURVES = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forge_console.plain import PlainLog
 from forge_core import Summary
 from forge_core.command import forge_command
-from forge_core.trackers.plain import PlainLog
+from forge_core.testing.demo import replay
 
 GOLDEN = """\
 run demo: sft (sft, 120 steps), grpo (grpo, 180 steps)
@@ -28,35 +28,31 @@ folder RUN
 """
 
 
-def log_of(replay: Callable[..., Any], clock: Any, folder: Path, **how: Any) -> list[str]:
+def log_of(clock: Any, folder: Path, **how: Any) -> list[str]:
     file = io.StringIO()
-    replay([PlainLog(file, how.pop("interval", 10.0), clock=clock)], folder, **how)
+    replay([PlainLog(file, how.pop("interval", 10.0), clock=clock)], folder, clock=clock, **how)
     return file.getvalue().replace(str(folder), "RUN").splitlines()
 
 
-def test_the_first_stage_reads_like_this(
-    tmp_path: Path, replay: Callable[..., Any], clock: Any
-) -> None:
-    lines = log_of(replay, clock, tmp_path)
+def test_the_first_stage_reads_like_this(tmp_path: Path, clock: Any) -> None:
+    lines = log_of(clock, tmp_path)
     assert lines[: len(GOLDEN.splitlines())] == GOLDEN.splitlines()
 
 
 def test_there_is_a_line_for_every_interval_and_for_both_ends_of_a_stage(
-    tmp_path: Path, replay: Callable[..., Any], clock: Any
+    tmp_path: Path, clock: Any
 ) -> None:
-    steps = [line for line in log_of(replay, clock, tmp_path, interval=20.0) if "  step " in line]
+    steps = [line for line in log_of(clock, tmp_path, interval=20.0) if "  step " in line]
     numbers = [int(line.split("step")[1].split("/")[0]) for line in steps]
     assert numbers[0] == 1
     assert {120, 121, 300} <= set(numbers)
     assert len(numbers) == 6
 
 
-def test_columns_stay_where_they_are(
-    tmp_path: Path, replay: Callable[..., Any], clock: Any
-) -> None:
+def test_columns_stay_where_they_are(tmp_path: Path, clock: Any) -> None:
     lines = [
         line
-        for line in log_of(replay, clock, tmp_path, interval=0.0)
+        for line in log_of(clock, tmp_path, interval=0.0)
         if "  step " in line and "  grpo " in line
     ]
     assert len(lines) == 180
@@ -64,17 +60,17 @@ def test_columns_stay_where_they_are(
         assert len({line.index(f"  {word}") for line in lines}) == 1
 
 
-def test_alarms_say_what_they_are(tmp_path: Path, replay: Callable[..., Any], clock: Any) -> None:
-    lines = log_of(replay, clock, tmp_path)
+def test_alarms_say_what_they_are(tmp_path: Path, clock: Any) -> None:
+    lines = log_of(clock, tmp_path)
     assert any(
         line.endswith("reward failed: exact_match gave no answer within 2.0 s: reward 0 by rule")
         for line in lines
     )
 
 
-def test_the_end_of_a_finished_run(tmp_path: Path, replay: Callable[..., Any], clock: Any) -> None:
+def test_the_end_of_a_finished_run(tmp_path: Path, clock: Any) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    lines = log_of(replay, clock, tmp_path)
+    lines = log_of(clock, tmp_path)
     lines = lines[lines.index("✓ finished demo · 300 steps in 1:00") :]
     assert "  the target was reached" in lines
     assert "  sft             0.000 → 0.540  (200 tasks)" in lines
@@ -85,9 +81,9 @@ def test_the_end_of_a_finished_run(tmp_path: Path, replay: Callable[..., Any], c
     assert any(line.startswith("  forge config show RUN ") for line in lines)
 
 
-def test_the_end_of_a_failed_run(tmp_path: Path, replay: Callable[..., Any], clock: Any) -> None:
+def test_the_end_of_a_failed_run(tmp_path: Path, clock: Any) -> None:
     (tmp_path / "error.txt").touch()
-    lines = log_of(replay, clock, tmp_path, outcome="failed")
+    lines = log_of(clock, tmp_path, outcome="failed")
     assert any(line.startswith("✗ failed demo · 200 steps in") for line in lines)
     assert "  trainer torch: the loss is nan at step 201" in lines
     assert "  error       RUN/error.txt" in lines

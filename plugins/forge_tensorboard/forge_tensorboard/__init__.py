@@ -1,0 +1,1 @@
+"""Tracker ``tensorboard``: a run's scalars for TensorBoard."""

@@ -10,9 +10,9 @@ with one on its standard output:
 
 Both peers hold the same engine arguments and make the same requests: 16 random prompt tokens,
 exactly `tokens` sampled ones at temperature 1, the logprob of each. An update gives the engine
-every tensor anew, from this host's memory: vLLM's own `reload_weights` from an iterator of tensors,
-and Forge's handshake from transport `shm`, with the pause of generation and the checksum of what
-was loaded.
+every tensor again, from this host's memory: vLLM's own `reload_weights` from an iterator of
+tensors, and Forge's handshake from transport `shm`, with the pause of generation and the checksum
+of what was loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Peer(ABC):
 
     @abstractmethod
     async def update(self) -> float:
-        """Give the engine all weights anew; the seconds that took."""
+        """Give the engine all weights again; the seconds that took."""
 
     @abstractmethod
     async def close(self) -> None: ...

@@ -91,7 +91,7 @@ def measure(
     }
     workloads["weight update"] = {"updates": arguments.updates}
     for repeat in range(arguments.repeats + 1):
-        # Whoever goes first meets another machine than whoever goes second.
+        # The first to run meets another machine than the second.
         order = list(workers.items()) if repeat % 2 else list(reversed(workers.items()))
         for workload, task in workloads.items():
             for peer, worker in order:

@@ -146,8 +146,8 @@ def _run_to_end(
 
     Args:
         work: what to do.
-        broken: told of an exception by which a task in the background ended the event loop; then
-            the work is cancelled. None: the exception is raised.
+        broken: called with the exception by which a task in the background ended the event loop;
+            then the work is cancelled. None: the exception is raised.
     """
     import asyncio
     import threading

@@ -62,7 +62,7 @@ class _Limit:
 
 
 class _Hurry:
-    """Calls end by ``until``, whatever their own deadlines are; None: nobody is in a hurry."""
+    """Calls end by ``until``, whatever their own deadlines are; None: no limit."""
 
     until: float | None = None
     current: _Limit | None = None

@@ -93,7 +93,7 @@ def new_folder(place: Path) -> Iterator[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder, so that nobody ever sees a part of it under its name."""
+    """Delete a folder, so that a part of it is never seen under its name."""
     gone = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)

@@ -44,14 +44,14 @@ def prepare() -> None:
 
 
 def show_everything(stream: object) -> None:
-    """Write what the stream's encoding lacks as ASCII, instead of raising."""
+    """Write what the stream's encoding cannot show as ASCII, instead of raising."""
     codecs.register_error("forge", _shown)
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="forge")
 
 
 def _shown(error: UnicodeError) -> tuple[str, int]:
-    """Characters that the stream's encoding lacks, as ASCII."""
+    """Characters that the stream's encoding cannot show, as ASCII."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(
         _ASCII.get(character, character.encode("ascii", "backslashreplace").decode())

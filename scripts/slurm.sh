@@ -6,7 +6,7 @@
 #
 # SLURM_CONF=FOLDER/slurm.conf leads sbatch and squeue there; run them on a host, which knows the
 # nodes' names: scripts/hosts.sh exec 1 ... Needs root, and apt-get install slurmctld slurmd
-# slurm-client. Nobody is asked for a password: it trusts whoever reaches it.
+# slurm-client. It asks for no password: it trusts anyone who reaches it.
 set -euo pipefail
 
 HOSTS=$(dirname "$0")/hosts.sh

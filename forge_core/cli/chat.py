@@ -93,7 +93,7 @@ def _talk(runner: asyncio.Runner, conversation: Conversation) -> None:
             return
         if text == "/reset":
             conversation.reset()
-            _note("The conversation begins anew.")
+            _note("Started a new conversation.")
         elif text == "/help":
             width = max(map(len, COMMANDS))
             _note("\n".join(f"{name:<{width}}  {does}" for name, does in COMMANDS.items()))

@@ -52,7 +52,7 @@ def _found(folder: Path) -> list[Path]:
 def _describe(path: Path) -> tuple[dict[str, Any], list[str]]:
     """A line of the table, and what could not be read for it.
 
-    A run that nobody writes and that has no summary was killed before its first end.
+    A run that no process writes and that has no summary was killed before its first end.
     """
     troubles, summary = [], None
     outcome = "unfinished"

@@ -217,7 +217,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _by_default(table: Table) -> bool:
-    """Whether nobody but the kernel and the recipe said anything here."""
+    """Whether only the kernel and the recipe set anything here."""
     return all(
         leaf.origin.layer == "default" or leaf.origin.layer.startswith("recipe ")
         for leaf in leaves(table)

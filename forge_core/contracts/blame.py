@@ -62,7 +62,7 @@ def is_foreign(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
-        except RuntimeError:  # no event loop, so nobody to cancel anything
+        except RuntimeError:  # no event loop, so nothing to cancel
             return True
         return task is not None and not task.cancelling()
     return True

@@ -97,7 +97,7 @@ class StageConfig:
     """One stage: a recipe with everything it may use.
 
     A component is None when the config chooses none, and also when only the default was chosen and
-    it is not installed: whoever needs it says so.
+    it is not installed; what needs it raises.
     """
 
     name: str

@@ -97,7 +97,7 @@ class ServingGenerator(Generator, Protocol):
             The ``base_url`` for clients; None if the settings ask for no address.
 
         Raises:
-            ConfigError: the address is not to be had.
+            ConfigError: the address is not available.
         """
         ...
 

@@ -150,7 +150,7 @@ class TrainingSection(Settings):
 
 
 class DistributedSection(Settings):
-    """How a trainer spreads over its ranks (``trainer.procs``). A trainer refuses what it lacks.
+    """How a trainer spreads over its ranks (``trainer.procs``). It refuses what it cannot do.
 
     Degrees multiply to the number of ranks: replicate x shard x tensor x pipeline x context. Expert
     parallelism takes its ranks from the shard, context and tensor degrees.

@@ -282,7 +282,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class WeightManifest:
-    """Names a published set of weights, so that whoever loads it can prove what it holds.
+    """Names a published set of weights, so that a loader can prove what it holds.
 
     Args:
         version: policy version.

@@ -9,7 +9,7 @@ from forge_core.contracts.seeding import derive_seed
 
 
 class TaskOrder:
-    """Indices of a dataset, every one once in each epoch, shuffled anew for each epoch.
+    """Indices of a dataset, every one once in each epoch, reshuffled for each epoch.
 
     Args:
         length: of the dataset.
@@ -23,7 +23,7 @@ class TaskOrder:
         self.length = length
         self.seed = seed
         self.position = position
-        # Two, for whoever looks ahead from one epoch into the next.
+        # Two, for looking ahead from one epoch into the next.
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
 
     @property

@@ -62,8 +62,9 @@ def materialize(model: ModelSection, folder: Path, seed: int) -> Path:
         seed: used where ``init.seed`` is not given.
 
     Raises:
-        ConfigError: the section names no model, or ``init`` has a field its architecture lacks.
-        DataError: the folder lacks a file, or its model type is not a causal language model.
+        ConfigError: the section names no model, or ``init`` has a field that is unknown to its
+            architecture.
+        DataError: a file is missing, or its model type is not a causal language model.
     """
     if model.init is not None:
         return _initialize(model.init, model.dtype, folder, seed)
@@ -93,7 +94,8 @@ def check_init(init: ModelInit) -> None:
     """Check all of ``model.init``. Imports transformers.
 
     Raises:
-        ConfigError: as ``check_model``, or ``init.config`` has a field its architecture lacks.
+        ConfigError: as ``check_model``, or ``init.config`` has a field that is unknown to its
+            architecture.
         DataError: transformers has no such architecture.
     """
     _model_config(init, character_tokenizer(init.characters))
@@ -118,7 +120,7 @@ def check_folder(
         raise DataError(f"model folder {folder}: no such folder")
     config = folder / "config.json"
     if not config.is_file():
-        raise DataError(f"model folder {folder}: lacks config.json{_run_folder_hint(folder)}")
+        raise DataError(f"model folder {folder}: config.json is missing{_run_folder_hint(folder)}")
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
         model_type = fields["model_type"]
@@ -131,7 +133,7 @@ def check_folder(
         _check_model_type(model_type, f"model folder {folder}: config.json")
     check_weights(folder, allow_pickle=allow_pickle)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise DataError(f"model folder {folder}: lacks a tokenizer ({', '.join(TOKENIZER_FILES)})")
+        raise DataError(f"model folder {folder}: no tokenizer ({', '.join(TOKENIZER_FILES)})")
     if not trust_remote_code and has_tokenizer_code(folder):
         load_tokenizer(folder)  # only transformers knows whether it has a class of its own for it
     return folder

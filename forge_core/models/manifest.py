@@ -1,6 +1,6 @@
 """Folders that are proved before they are used: ``manifest.json`` has each file's checksum.
 
-Checkpoints and the model that a run makes are sealed when they are written. Whoever reads one
+Checkpoints and the model that a run makes are sealed when they are written. A reader
 compares its files with the manifest first: a flipped bit would otherwise train, or answer, quietly.
 """
 

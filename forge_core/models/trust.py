@@ -102,7 +102,7 @@ def check_weights(folder: Path, *, allow_pickle: bool) -> None:
     """
     name = next((name for name in WEIGHT_FILES if _present(folder, name)), None)
     if name is None:
-        raise DataError(f"model folder {folder}: lacks weights ({' or '.join(WEIGHT_FILES)})")
+        raise DataError(f"model folder {folder}: no weights ({' or '.join(WEIGHT_FILES)})")
     if name == PICKLED_WEIGHTS and not allow_pickle:
         raise DataError(
             f"model folder {folder}: its weights are pickled ({name}), and pickle files can hold "
@@ -117,7 +117,7 @@ def check_weights(folder: Path, *, allow_pickle: bool) -> None:
         raise DataError(f"model folder {folder}: {index.name} has no weight_map") from None
     for part in parts:
         if not (folder / part).is_file():
-            raise DataError(f"model folder {folder}: lacks {part}, named in {index.name}")
+            raise DataError(f"model folder {folder}: {part}, named in {index.name}, is missing")
 
 
 def _present(folder: Path, name: str) -> bool:

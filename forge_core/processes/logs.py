@@ -76,7 +76,7 @@ def pump(source: int, path: Path) -> None:
 def keep_bounded(path: Path, limit: int = LOG_LIMIT, every: float = 1.0) -> None:
     """Bound a log that this process appends to directly, in a thread that lasts as long as it.
 
-    For processes with nobody between them and the file. The file must be open with ``O_APPEND``:
+    For processes that write to the file directly. The file must be open with ``O_APPEND``:
     its content is copied to ``NAME.1`` and then cut off, so that lines printed in between are lost.
     """
 

@@ -1,4 +1,4 @@
-"""A replay buffer's groups in a checkpoint: JSON, so that whoever reads it runs no code.
+"""A replay buffer's groups in a checkpoint: JSON, so that reading it runs no code.
 
 Tasks are not written but for their ids: the dataset has them.
 """

@@ -21,7 +21,7 @@ class Addresses:
 
     Args:
         file: JSON object, replica -> ``base_url`` for clients.
-        on_event: told of each.
+        on_event: called with each.
     """
 
     def __init__(self, file: Path, on_event: EventSink) -> None:
@@ -33,7 +33,7 @@ class Addresses:
         """Open them all, and that of a replica that restarts when it is back.
 
         Raises:
-            ConfigError: an address is not to be had.
+            ConfigError: an address is not available.
         """
         for outcome in await generator.outcomes("serve"):
             if outcome.error is not None:

@@ -37,7 +37,7 @@ class GuardedEnvironment:
         keys: deadline, retries and outcome.
         environment: what the component built.
         waiting: registers waits with the watchdog.
-        on_event: told of episodes that failed.
+        on_event: called with episodes that failed.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class GuardedInteraction:
         raise environment.failure(self._task, "respond", failure, turn)
 
     async def _played_again(self) -> Interaction:
-        """A new interaction at the place where this one failed, in what state nobody knows."""
+        """A new interaction at the place where this one failed, in an unknown state."""
         interaction = self._environment.begin(self._task, self._seed)
         for turn, (said, heard) in enumerate(self._said, start=1):
             where = f"task {self._task.id!r}, turn {turn}, played again"

@@ -427,7 +427,7 @@ class RunSession:
         return RunFailed(with_notes(error), component=f"{caller.get()}, after step {step}")
 
     def broken(self, error: BaseException) -> None:
-        """A task that nobody waits for has ended the event loop, with ``sys.exit`` for example: the
+        """A task in the background has ended the event loop, with ``sys.exit`` for example: the
         run has failed, and the cancellation that follows is no interruption."""
         self._breach = RunFailed(f"{described(error)} in a task in the background")
 

@@ -186,7 +186,7 @@ class Writer:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who writes a run folder at the moment; None: nobody, or it cannot be told."""
+    """Who writes a run folder at the moment; None: no process, or it cannot be known."""
     try:
         descriptor = os.open(folder / WRITER, os.O_RDONLY)
     except OSError:
@@ -203,7 +203,7 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 def check_free(folder: Path) -> None:
-    """Check that nobody writes a run folder.
+    """Check that no process writes a run folder.
 
     Raises:
         UsageError: somebody does; names pid and host.

@@ -17,8 +17,8 @@ from forge_core.runtimes.together import together
 from forge_core.runtimes.wire import BUILDING, Kind, Message
 
 STOP_LIMIT = 30.0
-"""Seconds that ranks get to close their components before they are killed. Nobody waits this long
-but for a hang: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
+"""Seconds that ranks get to close their components before they are killed. Only a hang takes this
+long: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
 
 
 class ProcessReplica:
@@ -163,7 +163,7 @@ def _opening(spec: ReplicaSpec, rank: int) -> bytes:
 
 
 def _thread_environment(spec: ReplicaSpec) -> dict[str, str]:
-    """An even share of the cores for each process of the service, where nobody said otherwise.
+    """An even share of the cores for each process of the service, unless it is set.
 
     Where somebody did, and the threads are more than the cores, those that wait sleep: spinning,
     they take the cores from those they wait for.

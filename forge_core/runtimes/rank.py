@@ -95,7 +95,7 @@ class RankProcess:
         return answer
 
     def abandon(self, number: int) -> None:
-        """Cancel a call; nobody waits for its answer."""
+        """Cancel a call whose answer is no longer wanted."""
         answer = self._answers.pop(number, None)
         if answer is not None and not self.death.done():
             answer.cancel()
@@ -113,7 +113,7 @@ class RankProcess:
             await asyncio.wait({self._ending})
 
     def release(self) -> None:
-        """The part of ``close`` that needs no waiting, for whoever is being cancelled."""
+        """The part of ``close`` that needs no waiting, for a caller that is being cancelled."""
         asyncio.get_running_loop().remove_reader(self._child.lifeline)
         self._child.close()
         self._die(ReplicaDied(f"{self.label} was stopped"))
@@ -142,7 +142,7 @@ class RankProcess:
             self._writer.write(encode(messages))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Hand answers to whoever waits for them, until the process closes its end."""
+        """Hand answers to the calls that wait for them, until the process closes its end."""
         while messages := await receive(reader):
             for message in messages:
                 answer = self._answers.pop(message.number, None)
@@ -194,7 +194,7 @@ def _settle(answer: asyncio.Future[object], message: Message) -> None:
 
 
 def seen(answer: asyncio.Future[Any]) -> None:
-    """Nobody may ask for it: one rank's error is raised for all, and what comes of a call that was
-    given up is no news. asyncio need not warn of it."""
+    """Retrieve its exception, so that asyncio does not complain: one rank's error is raised for
+    all, and the result of a call that was given up is not needed."""
     if not answer.cancelled():
         answer.exception()

@@ -77,7 +77,7 @@ class _Rank:
         except BaseException as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # nobody waits for the answer
+                raise  # the answer is no longer wanted
             await self._fail(message.number, error)
         else:
             await self._send(Message(Kind.RESULT, message.number, body))

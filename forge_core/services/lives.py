@@ -42,9 +42,9 @@ class Lives:
         spec: of replica 0; the others differ in the index.
         options: limits and retries.
         rotation: where healthy replicas are admitted to.
-        counters: told of restarts.
+        counters: where restarts are counted.
         waiting: registers a wait with the watchdog.
-        on_event: told of what happens to replicas.
+        on_event: called with what happens to replicas.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Lives:
             self._fail("no replica is left")
 
     def _fail(self, reason: str) -> None:
-        """End the service: whoever waits, and every later call, gets the one ``RunFailed``."""
+        """End the service: waiting calls, and every later one, get the one ``RunFailed``."""
         if self._failure is not None or self._closing:
             return
         causes = "; ".join(

@@ -30,7 +30,7 @@ class Rotation:
     Args:
         name: of the service.
         options: its routing and concurrency.
-        counters: told of waits.
+        counters: where waits are counted.
     """
 
     def __init__(self, name: str, options: ServiceOptions, counters: Counters) -> None:
@@ -110,7 +110,7 @@ class Rotation:
                 waiter.future.set_exception(self.session_lost(live))
 
     def end(self, over: Callable[[], RunFailed]) -> None:
-        """Whoever waits, and every later call, gets the error that ``over`` makes."""
+        """Waiting calls, and every later one, get the error that ``over`` makes."""
         self._over = over
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -127,7 +127,7 @@ class Rotation:
         """What calls of a session raise whose replica died."""
         return ReplicaDied(
             f"the session of {self._name!r} was on replica {live.index}, which died: {live.cause}; "
-            "begin the session anew",
+            "begin a new session",
             replica=live.index,
         )
 
@@ -146,7 +146,7 @@ class Rotation:
                 continue
             kept.append(waiter)
             if not free:
-                break  # nobody behind has a chance either
+                break  # those behind it have no chance either
         self._waiters.extendleft(reversed(kept))
 
     def _place(self, waiter: _Waiter, free: list[LiveReplica]) -> LiveReplica | None:

@@ -102,7 +102,7 @@ class Service:
             name: what people read in errors and events.
             placement: how many replicas, of how many processes; default: one of one.
             options: routing, limits and retries.
-            on_event: told of ``replica_died``, ``replica_restarted``, ``replica_lost``, and
+            on_event: called with ``replica_died``, ``replica_restarted``, ``replica_lost``, and
                 ``service_failed``.
             watchdog: calls register in it.
 

@@ -53,7 +53,7 @@ class Versions:
     """The trainer's end of a transport, and the weights of each version that it published.
 
     Args:
-        publisher: end of the transport; closed by whoever made it.
+        publisher: end of the transport; its maker closes it.
         model: version 0, which everybody starts with.
     """
 
@@ -87,7 +87,7 @@ class Versions:
     ) -> None:
         """Compare each logprob with a forward pass of the model that its version names.
 
-        For engines that compute a token's past anew when weights change, so that it is that
+        For engines that recompute a token's past when weights change, so that it is that
         model's own.
         """
         assert list(completion.versions) == sorted(completion.versions)

@@ -201,7 +201,7 @@ async def _answer(pipe: Connection) -> None:
         try:
             kind, arguments = pickle.loads(await asyncio.to_thread(pipe.recv_bytes))
         except EOFError:
-            os._exit(0)  # nobody listens; a collective may be under way
+            os._exit(0)  # the pipe is closed; a collective may be under way
         try:
             if kind == "build":
                 if component is not None:

@@ -261,7 +261,7 @@ def _judge(family: str, plan: Plan, outcome: Outcome, folder: Path, interrupted:
                 raise
             check_equal(runs[0], only=("outcome",))
     elif outcome.code == 130 and not interrupted:
-        raise Wrong(f"interrupted by nobody: {outcome}")
+        raise Wrong(f"interrupted without a signal: {outcome}")
     elif outcome.code != 130 and not any(
         word in outcome.err for word in ("hostile", family, f"{plan.method}()")
     ):

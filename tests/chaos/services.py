@@ -84,7 +84,7 @@ async def _storm(draw: random.Random, folder: Path) -> str:
         if answer != token:
             raise Wrong(f"call {token} of {CALLS} came to {answer!r}")
     if service.metrics()["in_flight"]:
-        raise Wrong(f"nobody calls and {service.metrics()['in_flight']} calls are in flight")
+        raise Wrong(f"no call was made and {service.metrics()['in_flight']} calls are in flight")
     await service.close()
     with contextlib.suppress(RunFailed, ReplicaDied):
         await service.echo.route(0, 0.0)

@@ -83,12 +83,12 @@ def _without(made: Path, folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", "lacks config.json"),
-        ("model.safetensors", "lacks weights"),
-        ("tokenizer.json", "lacks a tokenizer"),
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer.json", "no tokenizer"),
     ],
 )
-def test_an_incomplete_folder_names_what_lacks(
+def test_an_incomplete_folder_names_what_is_missing(
     made: Path, tmp_path: Path, missing: str, message: str
 ) -> None:
     folder = _without(made, tmp_path / "m", missing)
@@ -102,7 +102,8 @@ def test_a_lacking_shard_is_named(made: Path, tmp_path: Path) -> None:
     folder = _without(made, tmp_path / "m", "model.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match=r"lacks model-00001-of-00002\.safetensors"):
+    missing = r"model-00001-of-00002\.safetensors, named in .*, is missing"
+    with pytest.raises(DataError, match=missing):
         check_folder(folder)
 
 

@@ -233,7 +233,7 @@ def test_planning_supervised_training_loads_no_transformers() -> None:
 
 
 def test_rows_of_unknown_length_are_told_by_the_thousand(run_forge: Any, tmp_path: Path) -> None:
-    """No micro-batch of 8 x 131,072 tokens, which nobody has, but what each 1,024 tokens take."""
+    """No micro-batch of 8 x 131,072 tokens, which fits nowhere, but what each 1,024 tokens take."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     result = run_forge("plan", f"model.path={tmp_path}")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -59,7 +59,7 @@ def test_a_folder_is_made(app, run_forge, tmp_path, monkeypatch, folder):
         (["mine"], [], "(there are: none)"),
         (["mine", "."], [maker("mine")], ". exists already"),
         (["mine"], [maker("mine", half)], "the weights are in package acme"),
-        (["mine"], [maker("mine", lambda folder: None)], "lacks config.json"),
+        (["mine"], [maker("mine", lambda folder: None)], "config.json is missing"),
         (["mine"], [maker("mine"), maker("mine")], "model 'mine' is provided twice"),
         (["mine"], ["mine"], "forge_models yielded a str, not a ModelMaker"),
     ],

@@ -36,7 +36,7 @@ def test_what_is_too_old_is_dropped_and_told() -> None:
     taken = buffer.take(2, current_version=5)
     assert list(taken.groups) == [1]
     assert taken.dropped == (0,)
-    assert buffer.places() == [2]  # nobody asked for it yet
+    assert buffer.places() == [2]  # it was not asked for yet
 
 
 def test_the_oldest_token_counts() -> None:

@@ -148,7 +148,7 @@ def episodes_of(*completions):
 
 
 def gone(pid):
-    """Whether a process has ended (a zombie that nobody reaps has)."""
+    """Whether a process has ended (a zombie that is not reaped has)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

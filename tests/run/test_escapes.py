@@ -107,7 +107,7 @@ class Recipe:
 
 
 class Background(Recipe):
-    """Something that nobody waits for leaves."""
+    """Something in the background leaves."""
 
     async def run(self, stage: Any) -> None:
         async def task() -> None:

@@ -126,7 +126,7 @@ def test_a_key_of_a_stage_that_does_not_use_it_is_named() -> None:
 
 
 def test_a_whole_config_names_what_the_short_one_names(tmp_path: Path) -> None:
-    """``config.yaml`` holds every key; those that nobody set are no reason for a warning."""
+    """``config.yaml`` holds every key; those that were not set are no reason for a warning."""
     for sections in ({}, {"reward_workers": {"replicas": 2}}):
         config = Forge().resolve(supervised(**sections))
         (tmp_path / "config.yaml").write_text(to_yaml(config.tree))

@@ -147,7 +147,7 @@ async def test_a_session_whose_replica_dies_says_so_and_does_not_move(site, star
     async with generator.session() as mine:
         with pytest.raises(ReplicaDied, match=f"the session of 'generator' was on replica {mine}"):
             await generator.die.route()
-        with pytest.raises(ReplicaDied, match="out of memory; begin the session anew"):
+        with pytest.raises(ReplicaDied, match="out of memory; begin a new session"):
             await generator.index.route()
     assert await generator.index.route() == 1 - mine
 

@@ -78,7 +78,7 @@ def test_this_torch_takes_what_it_is_asked_for() -> None:
 def test_a_device_without_the_kernel_falls_back_with_a_reason() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not works_on(torch.device("cpu"))  # nobody expects it there
+        assert not works_on(torch.device("cpu"))  # it is not expected there
     assert not plan([3, 4], "cpu").variable_length
     reason = trouble(torch.device("cpu"))
     assert reason is not None

@@ -85,7 +85,7 @@ class GeneratorConformance(Suite):
 
     keeps_cache_in_flight: ClassVar[bool] = True
     """Whether a request in flight keeps its keys and values when weights change. False: they are
-    computed anew."""
+    recomputed."""
 
     @pytest.fixture
     def selection(self) -> Selection[Generator]:

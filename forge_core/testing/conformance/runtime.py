@@ -317,7 +317,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
             await start
         await _until(lambda: not _alive(int(word.read_text())))
         del start
-        gc.collect()  # asyncio complains of what nobody asked for once that is thrown away
+        gc.collect()  # asyncio then complains of exceptions that were never retrieved
         await asyncio.sleep(0)
         assert not complaints
 

@@ -55,7 +55,7 @@ def kill(pids: list[int], draw: random.Random) -> str:
 
 def delay(pids: list[int], seconds: float) -> str:
     """Stop them all for some seconds. Returns when they go on."""
-    if os.getpid() in pids:  # nobody here could let us go on
+    if os.getpid() in pids:  # no other process could continue us
         code = "import os, sys, time; time.sleep(float(sys.argv[1])); os.kill(int(sys.argv[2]), 18)"
         subprocess.Popen([sys.executable, "-c", code, str(seconds), str(os.getpid())])
         os.kill(os.getpid(), signal.SIGSTOP)

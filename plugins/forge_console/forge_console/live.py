@@ -48,7 +48,7 @@ class _Picture(Live):
         if self.failure is None:
             try:
                 super().refresh()
-            except (Exception, SystemExit) as error:  # raised where the run's thread is told of it
+            except (Exception, SystemExit) as error:  # raised in the run's thread
                 self.failure = error
 
 

@@ -208,7 +208,7 @@ def test_what_the_buffer_took_down_with_it_is_sampled_again(evaluated: dict[str,
     warnings = [e for e in lines_of(folder / "events.jsonl") if e["kind"] == "warning"]
     assert any("lost with the replay buffer" in event["message"] for event in warnings)
     assert tasks_of(folder) == order_of(evaluated)
-    # Sampled anew by the weights of step 2.
+    # Sampled again by the weights of step 2.
     assert metrics_of(folder)[2]["staleness/max"] == 0
     assert _printing_to(folder / "logs" / "replay_buffer-0-rank0.log") == []
 

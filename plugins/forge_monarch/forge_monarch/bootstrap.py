@@ -1,7 +1,7 @@
 """A rank's process is two, so that somebody always knows how it ended.
 
 Monarch starts the outer one, which runs no foreign code. It waits for the inner one, which becomes
-the process that Monarch meant; then it kills what that has started, tells whoever asked how it
+the process that Monarch meant; then it kills what that has started, tells the caller how it
 ended (``ends``), and ends in the same way itself.
 """
 

@@ -1,7 +1,7 @@
 """The actor that owns a runtime's meshes.
 
 Monarch tells the *owner* of a mesh when it fails. Where the client itself owns it, a failure that
-nobody handles ends the client. So an actor in the controller's process owns every replica, and
+is not handled ends the client. So an actor in the controller's process owns every replica, and
 hands what it is told to the runtime.
 """
 # Monarch is untyped to mypy.
@@ -18,7 +18,7 @@ from monarch.actor import Actor, MeshFailure, concurrent_endpoint
 from forge_monarch.bootstrap import MODULE
 
 FailureSink = Callable[[str, str], None]
-"""Told of a failure: name of the mesh, report. Called in the thread of Monarch's event loop."""
+"""Called with a failure: name of the mesh, report. Called in the thread of Monarch's event loop."""
 
 _sinks: dict[str, FailureSink] = {}
 """By owner; an actor's arguments are pickled, and a sink cannot be."""

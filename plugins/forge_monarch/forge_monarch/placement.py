@@ -53,7 +53,7 @@ def check_placement(config: RunConfig) -> None:
 
 
 def check_reach(settings: MonarchSettings) -> None:
-    """Refuse hosts where whoever reaches their port could run code.
+    """Refuse hosts where anyone who reaches their port could run code.
 
     Raises:
         UsageError: an address without TLS that is not a loopback one, certificates that are
@@ -73,8 +73,8 @@ def check_reach(settings: MonarchSettings) -> None:
         asked = getattr(settings, name)
         if asked is not None and not asked.trust_network:
             raise UsageError(
-                f"runtime.{name}: whoever reaches port {asked.port} of its workers could run code "
-                "as you, for Monarch starts them without TLS; set "
+                f"runtime.{name}: anyone who reaches port {asked.port} of its workers could run "
+                "code as you, for Monarch starts them without TLS; set "
                 f"runtime.{name}.trust_network=true if only people you trust reach it, or start "
                 "forge worker with tls:// addresses there and name them under runtime.hosts"
             )

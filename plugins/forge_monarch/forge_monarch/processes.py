@@ -52,7 +52,7 @@ class Processes:
         self._end: asyncio.Task[ReplicaDied] | None = None
         self.label = f"replica {spec.index} of {spec.name}"
         self.meshes: list[str] = []
-        """Names of the actor meshes, as failures are told of them."""
+        """Names of the actor meshes, as failures name them."""
 
     async def start(self) -> Ranks:
         """Start them and build the component in each.

@@ -24,7 +24,7 @@ class Ranks(Protocol):
         ...
 
     def cancel(self, number: int) -> None:
-        """Give a call up: nobody waits for its result."""
+        """Give a call up: its result is no longer wanted."""
         ...
 
     def close(self) -> list[Coroutine[Any, Any, Any]]:

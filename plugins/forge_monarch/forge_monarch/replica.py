@@ -15,8 +15,8 @@ from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
 
 CLOSE_LIMIT = 30.0
-"""Seconds a component may take to close before its processes are killed. Nobody waits this long but
-for a hang: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
+"""Seconds a component may take to close before its processes are killed. Only a hang takes
+this long: on a busy machine an engine takes many seconds to close, and loses nothing by it."""
 
 
 class MonarchReplica:

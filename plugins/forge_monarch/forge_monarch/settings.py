@@ -40,7 +40,7 @@ class TlsFiles(Settings):
 _TRUST_NETWORK = Field(
     False,
     description="only people you trust reach the workers' port: Monarch starts them without TLS, "
-    "and whoever reaches one runs code as you",
+    "and anyone who reaches one runs code as you",
 )
 
 

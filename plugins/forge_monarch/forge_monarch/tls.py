@@ -44,7 +44,7 @@ def check_protected(address: str, files: TlsFiles | None, *, where: str, give: s
         raise UsageError(f"{where}: {address} does not use the certificates; write tls://")
     elif not is_loopback(host):
         raise UsageError(
-            f"{where}: whoever reaches {address} could run code there; use tls://{host}:{port} "
+            f"{where}: anyone who reaches {address} could run code there; use tls://{host}:{port} "
             f"with {give} (docs/monarch.md)"
         )
 

@@ -31,8 +31,8 @@ def serve(
         ca: that signs the certificates of controllers; default: ``cert``, which all share.
 
     Raises:
-        UsageError: that is no address, none of this host, its port is in use, or whoever reaches it
-            could run code.
+        UsageError: that is no address, none of this host, its port is in use, or anyone who reaches
+            it could run code.
         PluginError: Monarch cannot be imported, or is another than is needed.
         RunFailed: Monarch has stopped to serve.
     """

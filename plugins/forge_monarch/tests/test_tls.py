@@ -28,7 +28,7 @@ def test_a_worker_that_anybody_could_use_is_not_started(address: str) -> None:
         serve(address)
     host = address.removeprefix("tcp://")
     assert str(refused.value) == (
-        f"forge worker: whoever reaches {address} could run code there; use tls://{host} with "
+        f"forge worker: anyone who reaches {address} could run code there; use tls://{host} with "
         "--cert and --key (docs/monarch.md)"
     )
 
@@ -45,7 +45,7 @@ def test_the_command_refuses_in_one_line() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert "whoever reaches tcp://10.0.0.2:26600 could run code there" in done.stderr
+    assert "anyone who reaches tcp://10.0.0.2:26600 could run code there" in done.stderr
 
 
 def test_certificates_are_given_together_and_used() -> None:
@@ -74,7 +74,7 @@ def _refused(**runtime: Any) -> str:
 def test_a_run_refuses_what_its_workers_would(certify: Certify) -> None:
     files = certify("10.0.0.1")
     tls = {"cert": str(files.cert), "key": str(files.key)}
-    assert "runtime.hosts.far: whoever reaches tcp://10.0.0.1:1 could run code there; use " in (
+    assert "runtime.hosts.far: anyone who reaches tcp://10.0.0.1:1 could run code there; use " in (
         _refused(hosts={"far": "tcp://10.0.0.1:1"})
     )
     assert "needs certificates; give runtime.tls.cert and runtime.tls.key" in (
@@ -100,7 +100,8 @@ def test_a_run_refuses_what_its_workers_would(certify: Certify) -> None:
 def test_a_scheduler_s_network_has_to_be_trusted(scheduler: dict[str, Any], port: int) -> None:
     ((name, settings),) = scheduler.items()
     refused = _refused(**scheduler)
-    assert f"runtime.{name}: whoever reaches port {port} of its workers could run code" in refused
+    warned = f"runtime.{name}: anyone who reaches port {port} of its workers could run code"
+    assert warned in refused
     assert f"set runtime.{name}.trust_network=true" in refused
     runtime = {"use": "monarch", name: {**settings, "trust_network": True}}
     Forge().check(small_config(runtime=runtime, transport={"use": "torchstore"}))

@@ -1,6 +1,6 @@
 """Attention of packed sequences in TorchTitan's models, on every device.
 
-TorchTitan's FlexAttention has no backward pass on CPU, is compiled anew for each length of a batch,
+TorchTitan's FlexAttention has no backward pass on CPU, is recompiled for each length of a batch,
 and its variable-length attention computes in bfloat16 only. Forge's packed attention
 (``forge_core.tensors.attention``) takes its place: it never looks across sequences, and needs no
 mask.

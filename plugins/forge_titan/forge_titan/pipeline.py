@@ -2,7 +2,7 @@
 
 TorchTitan splits the model; torch's schedules move micro-batches from stage to stage. They know
 micro-batches of one shape only, so batches are padded to one length here, and a schedule is made
-anew when their number or that length changes.
+again when their number or that length changes.
 """
 
 from __future__ import annotations

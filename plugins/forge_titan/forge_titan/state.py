@@ -44,7 +44,7 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
         DataError: the folder has no such state, or one that would run code when read.
     """
     if not (folder / FOLDER).is_dir():
-        raise DataError(f"checkpoint {folder}: lacks {FOLDER}, which trainer titan writes")
+        raise DataError(f"checkpoint {folder}: {FOLDER}, which trainer titan writes, is missing")
     settings = [[_settings(group) for group in each.param_groups] for each in optimizers]
     state = {
         "optimizer": optimizers.state_dict(),

@@ -47,10 +47,10 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
             f"(it has {', '.join(ARCHITECTURES)}); trainer torch takes every one"
         )
     if config.get("hidden_act", "silu") != "silu":
-        raise lacks(where, "hidden_act", config["hidden_act"], "silu")
+        raise unsupported(where, "hidden_act", config["hidden_act"], "silu")
     for name in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if config.get(name):
-            raise lacks(where, name, True, "false")
+            raise unsupported(where, name, True, "false")
 
 
 def check_rope(model_type: str, kind: str | None, where: str) -> None:
@@ -61,10 +61,10 @@ def check_rope(model_type: str, kind: str | None, where: str) -> None:
     """
     allowed = ROPE_TYPES[model_type]
     if kind is not None and kind not in allowed:
-        raise lacks(where, "rope_parameters.rope_type", kind, ", ".join(allowed))
+        raise unsupported(where, "rope_parameters.rope_type", kind, ", ".join(allowed))
 
 
-def lacks(where: str, name: str, value: object, allowed: str) -> DataError:
+def unsupported(where: str, name: str, value: object, allowed: str) -> DataError:
     """The error for a field's value that TorchTitan's model does not have."""
     return DataError(
         f"{where}: TorchTitan's model has no {name} {value!r} (it has: {allowed}); "

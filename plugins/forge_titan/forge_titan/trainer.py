@@ -94,7 +94,7 @@ class TitanTrainer:
         rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
         sequences = self._checked(micro_batches)
         passes = self._passes(micro_batches)
-        if self.ranks.world_size == 1:  # nobody waits for a pass without anything to train on
+        if self.ranks.world_size == 1:  # no other rank waits for an empty pass
             passes = [p for p in passes if any(any(sequences[i].loss_mask) for i in p)]
         batches = [pack([sequences[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
 

@@ -29,7 +29,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
     """Fill this rank's part of a policy from a folder. Every rank reads for itself.
 
     Raises:
-        DataError: a tensor lacks, has another shape, or has no place in the model: names it.
+        DataError: a tensor is missing, has another shape, or has no place in the model: names it.
     """
     wanted = {name: hf_shapes(policy, name, shape) for name, shape in policy.shapes.items()}
     with ExitStack() as stack:

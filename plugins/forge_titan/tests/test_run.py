@@ -143,7 +143,7 @@ def test_one_ranks_failure_ends_the_run_with_its_own_cause(
     text = str(raised.value) + (run / "error.txt").read_text()
     for words in told:
         assert words in text
-    # Nobody waited for a collective to time out (that takes minutes).
+    # No rank waited for a collective to time out (that takes minutes).
     steps = (run / "metrics.jsonl").read_text().splitlines()
     assert len(steps) == (0 if mishap == "dies_early" else 1)
     if steps:

@@ -79,7 +79,7 @@ def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> 
     """Load ``context.model.path`` and make the generator.
 
     Raises:
-        ConfigError: the window or the device asked for is not to be had.
+        ConfigError: the window or the device asked for is not available.
         DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
     """
     from forge_torch.generator.generator import TorchGenerator

@@ -5,7 +5,7 @@ spawned and whenever a handle on it is pickled or unpickled, so in every process
 ``Controller`` mixes them. Declaring the sync ones async is enough; TorchStore's own later versions
 do the same.
 
-Monarch pickles actor classes by reference. ``Controller`` here is a subclass, so that whoever
+Monarch pickles actor classes by reference. ``Controller`` here is a subclass, so that what
 unpickles a handle on it imports this module, which patches the endpoints in that process too.
 
 Nothing is changed where a class is all of one kind.

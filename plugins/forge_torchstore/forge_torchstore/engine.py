@@ -63,7 +63,7 @@ def load() -> Any:
 
 
 def check_api(module: object) -> None:
-    """Refuse a TorchStore that lacks what is used of it.
+    """Refuse a TorchStore without what is used of it.
 
     Raises:
         PluginError: names what is missing.
@@ -88,7 +88,7 @@ def _misfit(problem: str) -> str:
 
 
 def _check_world() -> None:
-    """A child process that Monarch did not start would begin a world of its own, and meet nobody.
+    """A child process that Monarch did not start would begin a world of its own, alone.
 
     Raises:
         UsageError: it is one.

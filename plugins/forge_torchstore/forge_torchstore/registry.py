@@ -162,7 +162,7 @@ class Registry(Actor):  # type: ignore[misc]
             )
         attempt = self._publishing.get(version)
         if attempt is not None and rank in attempt.begun:
-            self._give_up(attempt, f"rank {rank} began to publish version {version} anew")
+            self._give_up(attempt, f"rank {rank} began to publish version {version} again")
             attempt = None
         if attempt is None:
             id = f"v{version}a{next(self._attempt_numbers)}"
@@ -258,7 +258,7 @@ class Registry(Actor):  # type: ignore[misc]
         return self._death
 
     async def __supervise__(self, failure: Any) -> bool:
-        """The storage is ours; its death is told to whoever uses it, and ends nothing else."""
+        """The storage is ours; its death is reported to its users, and ends nothing else."""
         if not failure.mesh_name.startswith("logger"):
             self._death = f"{failure.mesh_name}: {failure.report().splitlines()[-1].strip()}"
         return True
@@ -275,7 +275,7 @@ class Registry(Actor):  # type: ignore[misc]
         return {*fetched, *published, *(attempt.id for attempt in self._publishing.values())}
 
     async def _remove(self) -> None:
-        """Remove tensors that nobody will read any more, those of killed readers too."""
+        """Remove tensors that will not be read any more, those of killed readers too."""
         dead = {id for id, member in self._members.items() if member.is_known_dead}
         self._fetches = {
             fetch: (id, index)

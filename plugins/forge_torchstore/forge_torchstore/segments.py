@@ -1,6 +1,6 @@
-"""Memory that the processes of one host share: anonymous files, mapped by whoever is told of one.
+"""Memory that the processes of one host share: anonymous files, mapped by path.
 
-A segment has no name in any file system. Whoever wants it opens it through ``/proc`` of a process
+A segment has no name in any file system. A process opens it through ``/proc`` of a process
 that has it; the kernel frees it with the last process that maps it, however that one ends.
 """
 
@@ -20,7 +20,7 @@ ALIGNMENT = 64
 """Bytes; a cache line, and a multiple of the size of every type."""
 
 KEPT_MAPPINGS = 3
-"""Segments that a reader keeps mapped, so that their pages are not looked up anew each time."""
+"""Segments that a reader keeps mapped, so that their pages are not looked up again each time."""
 
 
 @lru_cache(maxsize=1)
@@ -145,7 +145,7 @@ class Segment:
         self._used = 0
 
     def clear(self) -> None:
-        """Begin anew from the start; its pages stay, because fresh ones are slower."""
+        """Begin again from the start; its pages stay, because fresh ones are slower."""
         self._used = 0
 
     def store(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:

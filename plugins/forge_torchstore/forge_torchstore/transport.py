@@ -104,8 +104,8 @@ class TorchStoreTransport:
             get_or_spawn_controller(f"{self._store}_registry", Registry, self._store)
         )
         _now(self._registry.join.call_one(self._member))
-        # Monarch knows by a context variable which actor it is called from. Whoever fetches from
-        # another thread has not that variable, and would begin a world of its own.
+        # Monarch knows by a context variable which actor it is called from. A fetch from another
+        # thread does not have that variable, and would begin a world of its own.
         self._world = contextvars.copy_context()
 
     async def publish(
@@ -198,7 +198,7 @@ class TorchStoreTransport:
         forget_segments()
 
     def _take_buffers(self, held: frozenset[str]) -> _Buffers:
-        """Buffers that nobody reads any more, or else new ones."""
+        """Buffers that are not read any more, or else new ones."""
         free = [attempt for attempt in self._buffers if attempt not in held]
         for attempt in free[SPARE_BUFFERS:]:
             del self._buffers[attempt]

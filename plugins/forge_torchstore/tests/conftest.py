@@ -27,7 +27,7 @@ _end_client = monarch.actor.unhandled_fault_hook
 
 
 def _outlive_workers(failure: Any) -> None:
-    """By default the death of a process that nobody supervises ends the client. That of a worker is
+    """By default the death of an unsupervised process ends the client. That of a worker is
     meant, and Monarch may tell of it after the test that killed it."""
     if not failure.mesh_name.startswith(("worker", "logger")):
         _end_client(failure)

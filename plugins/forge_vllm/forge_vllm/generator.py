@@ -142,7 +142,7 @@ class VllmGenerator:
         """Swap the weights between two steps of the engine.
 
         Requests in flight go on as the settings' ``pause`` says. The new weights compute their past
-        anew, so that every token from then on is sampled by them alone.
+        again, so that every token from then on is sampled by them alone.
 
         Raises:
             WeightMismatch: the version is older than the one held, or its tensors do not fit the

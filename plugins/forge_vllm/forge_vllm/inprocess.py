@@ -274,7 +274,7 @@ class InProcessEngine:
             self._cancel_all()
         while mode == "wait" and self._engine.has_unfinished_requests():
             self._step()
-        # Requests in flight are computed anew by the new weights, prompt and all.
+        # Requests in flight are recomputed by the new weights, prompt and all.
         self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         try:
             (held, *_) = self._engine.collective_rpc("forge_load", args=(weights,))
@@ -305,7 +305,7 @@ class InProcessEngine:
             for receiver, result in results:
                 receiver(result)
 
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed: no call waits any more
             self._loop.call_soon_threadsafe(receive)
 
 

@@ -36,7 +36,7 @@ SHUTDOWN_LIMIT = 5.0
 
 
 # A dead engine is reported by ours, and one that was closed is not dead. A filter, since vLLM's
-# server parts configure logging anew, which resets levels.
+# server parts reconfigure logging, which resets levels.
 logging.getLogger("vllm.v1.engine.async_llm").addFilter(
     lambda record: record.levelno >= logging.CRITICAL
 )
@@ -177,9 +177,9 @@ class SeparateEngine:
 
     async def _pause(self, mode: PauseMode) -> None:
         """vLLM's ``pause_generation`` without the 20 ms that it sleeps at its end, so that callers
-        have the outputs sampled before; nobody here waits for them, and each names its version.
+        have the outputs sampled before; no call here waits for them, and each names its version.
 
-        Requests in flight are computed anew by the new weights, prompt and all.
+        Requests in flight are recomputed by the new weights, prompt and all.
         """
         if self._engine.renderer.mm_processor_cache is not None:
             await self._engine.renderer.clear_mm_cache_async()

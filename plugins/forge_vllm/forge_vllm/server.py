@@ -70,7 +70,7 @@ class PolicyServer:
             replica: added to a port that is not 0, so that replicas do not meet on one.
 
         Raises:
-            ConfigError: vLLM refuses the arguments or the model, or the address is not to be had.
+            ConfigError: vLLM refuses the arguments or the model, or the address is not available.
         """
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app

@@ -218,7 +218,7 @@ def _open_address(settings: VllmSettings) -> list[str]:
     if has_key or host in ("127.0.0.1", "::1", "localhost"):
         return []
     return [
-        f"generator.serve.host: whoever reaches {host or 'this machine'} can use the policy "
+        f"generator.serve.host: anyone who reaches {host or 'this machine'} can use the policy "
         "without a key; give generator.serve.api_key_file or api_key_env"
     ]
 

@@ -51,7 +51,7 @@ def test_an_address_for_others_without_a_key_is_warned_of() -> None:
         return generator_cautions(VllmSettings(serve=serve), bare_context())
 
     (line,) = cautions(host="0.0.0.0")
-    assert "whoever reaches 0.0.0.0 can use the policy without a key" in line
+    assert "anyone who reaches 0.0.0.0 can use the policy without a key" in line
     assert not cautions()
     assert not cautions(host="0.0.0.0", api_key_file="keys.txt")
 

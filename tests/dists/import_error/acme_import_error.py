@@ -1,3 +1,3 @@
-"""Needs a package that nobody has."""
+"""Needs a package that does not exist."""
 
 import acme_engine_that_is_not_installed  # noqa: F401

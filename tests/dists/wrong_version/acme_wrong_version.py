@@ -1,3 +1,3 @@
-"""Built for another kernel: whoever imports this has not looked at the version."""
+"""Built for another kernel: importing this means not having looked at the version."""
 
 raise AssertionError("imported although the version does not fit")

@@ -62,7 +62,7 @@ def choose_decoder(
 
     Args:
         model: in evaluation mode; may be taken apart.
-        reload: gives the model anew, for when a decoder that took it apart proves wrong.
+        reload: loads the model again, for when a decoder that took it apart proves wrong.
         tokens: to measure with, see ``ordinary_tokens``.
 
     Raises:

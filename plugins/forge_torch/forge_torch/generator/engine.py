@@ -28,7 +28,7 @@ _SHORT_PROMPT = 64
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One completion in the making."""
+    """A completion that is being sampled."""
 
     request: Request
     index: int
@@ -50,7 +50,7 @@ class Request:
         prompt: token ids, checked.
         sampling: as asked for.
         max_tokens: of a completion, within the window.
-        on_token: told of each token as it is sampled: id, logprob, version.
+        on_token: called with each token as it is sampled: id, logprob, version.
     """
 
     prompt: tuple[int, ...]

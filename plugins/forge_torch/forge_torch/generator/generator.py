@@ -43,7 +43,7 @@ class TorchGenerator:
     which requests meet in a batch depends on the order of calls alone, not on time.
 
     Raises:
-        ConfigError: the window, the device or the processes asked for are not to be had.
+        ConfigError: the window, the device or the processes asked for are not available.
         DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
     """
 

@@ -20,7 +20,7 @@ def uniform_stream(seed: int | None, index: int) -> random.Random:
 
 
 class BatchSampler:
-    """Samples for a fixed list of rows. Made anew when rows come or go; free of host syncs.
+    """Samples for a fixed list of rows. Rebuilt when rows come or go; free of host syncs.
 
     Args:
         samplings: of the B rows.

@@ -9,7 +9,7 @@ are not there.
 vLLM's own ``ipc`` weight transfer hands out the same handles, but the trainer drives it: it calls
 into each engine, names and shapes first, and its memory is in use until every engine has answered;
 a worker finds handles of its own GPU alone, and does not say what it loaded. Here versions are
-published once whoever reads them, which keeps the contract: any trainer, any generator, any GPU, a
+published once for all readers, which keeps the contract: any trainer, any generator, any GPU, a
 checksum of what was loaded, and readers that come late (a replica started again).
 """
 
@@ -143,7 +143,7 @@ class CudaIpcTransport(ShmTransport):
             yield name, stored
 
     def _remove_spares(self) -> None:
-        """Take back buffers that no version names and nobody reads; clear up after the dead."""
+        """Take back buffers that no version names and no process reads; clear up after the dead."""
         for version in super()._versions():
             with suppress(FileNotFoundError):
                 if not self._is_held(self._index(version).segment):

@@ -134,7 +134,7 @@ class BufferPool:
             return buffer
 
     def give_back(self, buffers: list[Buffer]) -> None:
-        """Let buffers be taken again. Nobody reads them."""
+        """Let buffers be taken again. No process reads them."""
         with self._lock:
             for buffer in buffers:
                 key = (buffer.bytes.device, buffer.bytes.numel())

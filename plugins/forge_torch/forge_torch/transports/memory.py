@@ -36,7 +36,7 @@ class _Channel:
     last: int = -1
 
     def release(self, copy: _Copy) -> None:
-        """Keep the buffers of a copy that nobody can reach any more. The lock is held."""
+        """Keep the buffers of a copy that is no longer reachable. The lock is held."""
         if copy.dropped and not copy.readers and len(self.spare) < SPARE_COPIES:
             self.spare.append(copy.tensors)
 

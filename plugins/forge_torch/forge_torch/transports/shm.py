@@ -9,8 +9,8 @@ A channel is a folder in a memory file system:
 
 A version exists from the moment its file is renamed into place until that file is removed, so a
 publisher killed at any point leaves whole versions only. A segment is written only while no version
-names it and no fetch holds it, so nobody ever sees it change. Segments are used again, because the
-pages of a fresh one are several times slower to fill.
+names it and no fetch holds it, so a reader never sees it change. Segments are used again, because
+the pages of a fresh one are several times slower to fill.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ShmTransport:
 
     @contextmanager
     def _held(self, version: int) -> Iterator[Index]:
-        """Hold a version's segment: nobody writes to it until the block ends."""
+        """Hold a version's segment: no process writes to it until the block ends."""
         file = self._version_file(version)
         try:
             text = file.read_text(errors="replace")

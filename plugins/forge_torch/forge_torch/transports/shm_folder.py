@@ -1,8 +1,9 @@
-"""The folder of one shared-memory channel: who is on it, and removing it once nobody is.
+"""The folder of one shared-memory channel: which processes use it, and removing it once none does.
 
 Every end holds a shared lock on the file ``owners`` for as long as it is open. The kernel releases
-it when the process dies, however it dies, so whoever gets the exclusive lock knows that no end is
-left and may remove the folder: the last end that closes, or the next one that opens any channel.
+it when the process dies, however it dies, so the process that gets the exclusive lock knows that no
+end is left and may remove the folder: the last end that closes, or the next one that opens any
+channel.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _remove_if_deserted(path: Path) -> None:
         for file in path.iterdir():
             if file.name != "owners":
                 file.unlink(missing_ok=True)
-        (path / "owners").unlink(missing_ok=True)  # last: without it nobody would look here again
+        (path / "owners").unlink(missing_ok=True)  # last: it is what processes look for
         with suppress(OSError):
             path.rmdir()
 

@@ -68,7 +68,7 @@ class Generator(Protocol):
 @runtime_checkable
 class StreamingGenerator(Generator, Protocol):
     """A generator that can hand out a completion while it is being sampled. No run needs it;
-    ``forge chat`` shows answers as they come where it is there."""
+    commands in which people talk with a model show answers as they come where it is there."""
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[CompletionPart]:
         """Sample one completion; its parts add up to what ``generate`` returns.

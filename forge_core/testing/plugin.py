@@ -145,3 +145,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init = {"architecture": "qwen3", "config": config, "characters": TINY_CHARACTERS}
     model = ModelSection.model_validate({"init": init})
     return materialize(model, tmp_path_factory.mktemp("tiny_model"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tiny_model`` with a chat template: ``<user>hi;<assistant>``."""
+    from forge_core.models.folder import load_model, load_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny_chat_model") / "model"
+    load_model(tiny_model).save_pretrained(folder)
+    tokenizer = load_tokenizer(tiny_model)
+    messages = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+    tokenizer.chat_template = messages + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -20,6 +20,7 @@ PLUGINS = KERNEL.parent / "plugins"
 
 WORDS = {
     "arithmetic": "a word",
+    "chat": "a word",
     "console": "a class of the package rich",
     "jsonl": "a tracker of the kernel, and a file format",
     "math": "a module of Python",

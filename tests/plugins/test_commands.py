@@ -80,7 +80,7 @@ def test_an_unknown_command(run_forge, forge_app):
     near = run_forge("plugin", app=forge_app())
     assert near.exit_code == 2
     assert near.stderr.startswith(
-        "error: no command is called 'plugin'; did you mean 'plugins'?; installed: chat, config, "
+        "error: no command is called 'plugin'; did you mean 'plugins'?; installed: config, doctor, "
     )
     assert INSTALL_ENGINES not in near.stderr
     far = run_forge("xyz", app=forge_app())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from forge_core.models.folder import load_model, load_tokenizer
 from forge_core.testing import runs
 
 Config = dict[str, Any]
@@ -30,18 +29,6 @@ def small_config(tmp_path: Path) -> Config:
             },
         },
     )
-
-
-@pytest.fixture(scope="session")
-def chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a chat template: ``<user>hi;<assistant>``."""
-    folder = tmp_path_factory.mktemp("chat") / "model"
-    load_model(tiny_model).save_pretrained(folder)
-    tokenizer = load_tokenizer(tiny_model)
-    messages = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
-    tokenizer.chat_template = messages + "{% if add_generation_prompt %}<assistant>{% endif %}"
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:

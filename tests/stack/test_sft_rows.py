@@ -83,13 +83,13 @@ def test_a_row_longer_than_the_window_is_named_before_the_first_step(
 
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_chat_that_cannot_be_a_row_is_named_before_anything_starts(
-    chat_model: Path, tmp_path: Path, run_forge: Any, write_config: Any, dry: bool
+    tiny_chat_model: Path, tmp_path: Path, run_forge: Any, write_config: Any, dry: bool
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    for file in chat_model.iterdir():
+    for file in tiny_chat_model.iterdir():
         (model / file.name).symlink_to(file)
-    tokenizer = load_tokenizer(chat_model)
+    tokenizer = load_tokenizer(tiny_chat_model)
     tokenizer.chat_template += "{% if add_generation_prompt %}<think>{% endif %}"
     (model / "chat_template.jinja").unlink(missing_ok=True)
     (model / "chat_template.jinja").write_text(str(tokenizer.chat_template))

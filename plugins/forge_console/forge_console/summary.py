@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.text import Text
@@ -115,7 +116,8 @@ def _next(summary: Summary) -> list[Text]:
         commands.insert(0, (f"{forge} run --resume {folder}", "go on from the checkpoint"))
     else:
         commands.append((f"{forge} config show {folder}", "every value it ran with"))
-    if summary.outcome == "finished" and summary.checkpoint is not None:
+    can_chat = find_spec("forge_chat") is not None
+    if can_chat and summary.outcome == "finished" and summary.checkpoint is not None:
         commands.insert(0, (f"{forge} chat {folder}", "talk with the model"))
     width = max(len(command) for command, _ in commands)
     return [

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from forge_core.cli.policy_options import find
+from forge_chat.commands.options import find
+from forge_core import UsageError
 from forge_core.command import INSTALL_ENGINES
-from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
-    from forge_core.inference.source import PolicySource
+    from forge_core import Forge
+    from forge_core.policy_source import PolicySource
 
 
 @click.command()
@@ -87,8 +87,8 @@ def _generator(app: Forge, wanted: str | None, words: tuple[str, ...]) -> str | 
 
 
 async def _serve(source: PolicySource) -> None:
-    from forge_core.contracts.protocols import ServingGenerator
-    from forge_core.inference.generate import in_process
+    from forge_chat.completion import in_process
+    from forge_core import ServingGenerator
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

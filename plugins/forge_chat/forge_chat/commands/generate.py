@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forge_core.cli.policy_options import find, is_override, overrides, policy_options
-from forge_core.contracts.errors import UsageError
+from forge_chat.commands.options import find, is_override, overrides, policy_options
+from forge_core import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
-    from forge_core.contracts.types import Sampling
-    from forge_core.inference.generate import Answer
-    from forge_core.inference.prompts import GivenPrompt
-    from forge_core.inference.source import PolicySource
+    from forge_chat.completion import Answer
+    from forge_chat.prompts import GivenPrompt
+    from forge_core import Forge, Sampling
+    from forge_core.policy_source import PolicySource
 
 
 @click.command()
@@ -73,7 +72,7 @@ def generate(
 
 
 def _prompts(texts: list[str], file: Path | None) -> list[GivenPrompt]:
-    from forge_core.inference.prompts import from_arguments, from_file, from_lines
+    from forge_chat.prompts import from_arguments, from_file, from_lines
 
     if texts and file is not None:
         raise UsageError("forge generate: give prompts or --input, not both")
@@ -95,7 +94,7 @@ async def _generate(
     as_json: bool,
 ) -> int:
     """Print all answers; returns how many completions ran into their length."""
-    from forge_core.inference.generate import generate as complete
+    from forge_chat.completion import generate as complete
 
     cut = 0
     alone = len(prompts) * sampling.n == 1

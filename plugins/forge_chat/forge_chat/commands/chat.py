@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forge_core.cli.policy_options import find, overrides, policy_options
-from forge_core.contracts.errors import DataError, UsageError
+from forge_chat.commands.options import find, overrides, policy_options
+from forge_core import DataError, UsageError
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
-    from forge_core.contracts.protocols import Generator
-    from forge_core.inference.conversation import Conversation
-    from forge_core.inference.source import PolicySource
+    from forge_chat.conversation import Conversation
+    from forge_core import Forge, Generator
+    from forge_core.policy_source import PolicySource
 
 COMMANDS = {
     "/help": "this list",
@@ -62,7 +61,7 @@ def chat(
     with asyncio.Runner() as runner:
         generator = runner.run(_build(source))
         try:
-            from forge_core.inference.conversation import Conversation
+            from forge_chat.conversation import Conversation
 
             conversation = Conversation(
                 generator, source.tokenizer, source.sampling(seed=seed), system=system, raw=raw
@@ -78,7 +77,7 @@ def chat(
 
 async def _build(source: PolicySource) -> Generator:
     """The generator, made while the loop runs that it is to live in."""
-    from forge_core.inference.generate import in_process
+    from forge_chat.completion import in_process
 
     return in_process(source)
 

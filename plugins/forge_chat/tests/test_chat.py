@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from forge_chat.text_stream import TextStream
 from forge_core import (
     BuildContext,
     Completion,
@@ -27,7 +28,6 @@ from forge_core import (
     Settings,
     hookimpl,
 )
-from forge_core.inference.text_stream import TextStream
 from forge_core.models.folder import load_tokenizer, materialize
 from forge_core.testing.command import CommandResult, run_in_process
 
@@ -45,31 +45,35 @@ def greedy(model: Path, prompt: str, count: int) -> str:
     return str(json.loads(result.stdout)["text"])
 
 
-def test_what_was_said_goes_in_again(chat_model: Path) -> None:
+def test_what_was_said_goes_in_again(tiny_chat_model: Path) -> None:
     options = ("--temperature", 0, "--max-tokens", 5)
-    result = chat(chat_model, *options, "--system", "be", stdin="hi\n\nmore\n/reset\nhi\n/exit\nno")
+    result = chat(
+        tiny_chat_model, *options, "--system", "be", stdin="hi\n\nmore\n/reset\nhi\n/exit\nno"
+    )
     assert result.exit_code == 0, result.stderr
     opening = "<system>be;<user>hi;<assistant>"
-    first = greedy(chat_model, opening, 5)
-    second = greedy(chat_model, f"{opening}{first};<user>more;<assistant>", 5)
+    first = greedy(tiny_chat_model, opening, 5)
+    second = greedy(tiny_chat_model, f"{opening}{first};<user>more;<assistant>", 5)
     assert result.stdout == f"{first}\n{second}\n{first}\n"
 
 
-def test_without_a_template_each_line_stands_by_itself(tiny_model: Path, chat_model: Path) -> None:
+def test_without_a_template_each_line_stands_by_itself(
+    tiny_model: Path, tiny_chat_model: Path
+) -> None:
     options = ("--temperature", 0, "--max-tokens", 5)
     result = chat(tiny_model, *options, stdin="abc\nabc\n")
     answer = greedy(tiny_model, "abc", 5)
     assert result.stdout == f"{answer}\n{answer}\n"
     assert "The model has no chat template: each line goes in as it is" in result.stderr
-    raw = chat(chat_model, *options, "--raw", stdin="abc\n")
+    raw = chat(tiny_chat_model, *options, "--raw", stdin="abc\n")
     assert raw.stdout == f"{answer}\n"
     assert "--raw: each line goes in as it is" in raw.stderr
 
 
-def test_a_seed_repeats_a_conversation(chat_model: Path) -> None:
+def test_a_seed_repeats_a_conversation(tiny_chat_model: Path) -> None:
     options = ("--max-tokens", 8)
     first, again, other = (
-        chat(chat_model, *options, "--seed", seed, stdin="a\na\n").stdout for seed in (1, 1, 2)
+        chat(tiny_chat_model, *options, "--seed", seed, stdin="a\na\n").stdout for seed in (1, 1, 2)
     )
     assert first == again != other
 
@@ -89,9 +93,9 @@ def test_a_seed_repeats_a_conversation(chat_model: Path) -> None:
     ],
 )
 def test_what_is_wrong_ends_a_piped_chat(
-    chat_model: Path, options: tuple[object, ...], stdin: str, error: str
+    tiny_chat_model: Path, options: tuple[object, ...], stdin: str, error: str
 ) -> None:
-    result = chat(chat_model, *options, stdin=stdin)
+    result = chat(tiny_chat_model, *options, stdin=stdin)
     assert result.exit_code == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")

@@ -8,14 +8,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import DataError, UsageError
-from forge_core.contracts.types import Completion, Sampling
-from forge_core.inference.prompts import GivenPrompt, encode
+from forge_chat.prompts import GivenPrompt, encode
+from forge_core import Completion, DataError, Sampling, UsageError
 from forge_core.services.service import Service
 
 if TYPE_CHECKING:
-    from forge_core.contracts.protocols import Generator
-    from forge_core.inference.source import PolicySource
+    from forge_core import Generator
+    from forge_core.policy_source import PolicySource
 
 
 @dataclass(frozen=True, slots=True)

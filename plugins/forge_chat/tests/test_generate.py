@@ -181,20 +181,20 @@ def test_prompts_from_a_file_and_from_standard_input(tiny_model: Path, tmp_path:
 
 
 def test_text_is_a_users_message_where_there_is_a_template(
-    chat_model: Path, tiny_model: Path, tmp_path: Path
+    tiny_chat_model: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     options = ("--temperature", 0, "--max-tokens", 6, "--json")
-    (chat,) = rows(generate(chat_model, "hi", *options))
+    (chat,) = rows(generate(tiny_chat_model, "hi", *options))
     (rendered,) = rows(generate(tiny_model, "<user>hi;<assistant>", *options))
     assert chat["tokens"] == rendered["tokens"]
-    (raw,) = rows(generate(chat_model, "hi", "--raw", *options))
+    (raw,) = rows(generate(tiny_chat_model, "hi", "--raw", *options))
     (plain,) = rows(generate(tiny_model, "hi", *options))
     assert raw["tokens"] == plain["tokens"]
 
     messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
     path = tmp_path / "chats.jsonl"
     path.write_text(f'"hi"\n{json.dumps({"messages": messages})}\n{{"prompt": "hi", "id": 3}}\n')
-    text, spoken, prompt = rows(generate(chat_model, "--input", path, *options))
+    text, spoken, prompt = rows(generate(tiny_chat_model, "--input", path, *options))
     assert text == prompt == to_rounding(chat)
     assert spoken["prompt"] == messages
     (rendered,) = rows(generate(tiny_model, "<system>be;<user>hi;<assistant>", *options))
@@ -209,11 +209,11 @@ def test_text_is_a_users_message_where_there_is_a_template(
     ],
 )
 def test_what_the_template_does_not_use_is_named(
-    chat_model: Path, tmp_path: Path, row: dict[str, Any], lost: str
+    tiny_chat_model: Path, tmp_path: Path, row: dict[str, Any], lost: str
 ) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps(row))
-    result = generate(chat_model, "--input", path)
+    result = generate(tiny_chat_model, "--input", path)
     assert result.exit_code == 2
     assert f"{path}:1: the model's chat template does not use {lost}" in result.stderr
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.errors import DataError
-from forge_core.contracts.types import Message, Prompt
+from forge_core import DataError, Message, Prompt
 from forge_core.data.messages import parse_message, parse_tools
 from forge_core.models.prompts import encode_prompt
 

@@ -7,10 +7,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.protocols import Generator, StreamingGenerator
-from forge_core.contracts.seeding import derive_seed
-from forge_core.contracts.types import CompletionPart, FinishReason, Message, Sampling
-from forge_core.inference.text_stream import TextStream
+from forge_chat.text_stream import TextStream
+from forge_core import (
+    CompletionPart,
+    FinishReason,
+    Generator,
+    Message,
+    Sampling,
+    StreamingGenerator,
+    derive_seed,
+)
 from forge_core.models.prompts import encode_prompt
 
 if TYPE_CHECKING:

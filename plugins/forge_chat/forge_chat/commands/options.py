@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
-    from forge_core.inference.source import PolicySource
+    from forge_core import Forge
+    from forge_core.policy_source import PolicySource
 
 _OVERRIDE = re.compile(r"[a-z_]+([.][\w-]+)+=")
 """A dotted key before the ``=``, which ``12+34=`` is not."""
@@ -61,7 +61,7 @@ def find(
     defaults: Mapping[str, Any] | None = None,
 ) -> PolicySource:
     """``find_policy``, and a line on standard error for each damaged checkpoint passed over."""
-    from forge_core.inference.source import find_policy
+    from forge_core.policy_source import find_policy
 
     source = find_policy(app, name, changes, step=step, defaults=defaults)
     for line in source.warnings:

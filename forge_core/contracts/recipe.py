@@ -69,11 +69,14 @@ class RecipeContext(Protocol):
     """Of the stage; derive your own with ``forge_core.derive_seed``."""
     total_steps: int
     """The target."""
-    version: int
-    """Policy version last published; -1 before the first."""
     recipe_state: dict[str, Any]
     """State of the recipe's own as JSON-able values: what it carries from one step to a later one.
     Checkpoints have it, and a resume brings it back."""
+
+    @property
+    def version(self) -> int:
+        """Policy version last published; -1 before the first."""
+        ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

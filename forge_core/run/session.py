@@ -204,17 +204,17 @@ class RunSession:
             self._datasets[key] = guarded
         return self._datasets[key]
 
-    def transport(self, stage: Stage) -> Transport:
+    def transport(self, stage: StageConfig, context: BuildContext) -> Transport:
         """The controller's own end of a stage's transport."""
         if stage.name not in self._transports:
-            assert stage.config.transport is not None
-            with blaming(stage.config.transport, "build", RunFailed):
-                self._transports[stage.name] = stage.config.transport.build(stage.context)
+            assert stage.transport is not None
+            with blaming(stage.transport, "build", RunFailed):
+                self._transports[stage.name] = stage.transport.build(context)
         return self._transports[stage.name]
 
-    def steps_before(self, stage: Stage) -> int:
-        """Steps of all earlier stages."""
-        index = [config.name for config in self.config.stages].index(stage.name)
+    def steps_before(self, stage: str) -> int:
+        """Steps of all stages before one."""
+        index = [config.name for config in self.config.stages].index(stage)
         return sum(self.total_steps[:index])
 
     def stepped(self, record: StepRecord, episodes: Sequence[Episode]) -> None:
@@ -468,7 +468,6 @@ class RunSession:
             try:
                 self._stage = stage
                 await stage.drive(recipe)
-                stage.check_finished()
             except WeightsNotFinite as error:
                 raise RunFailed(
                     f"stage {config.name}: {error}; these weights were neither saved nor published "

@@ -1,0 +1,79 @@
+"""A trainer's weights on their way to its generators: versions, proof, and what is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from forge_core.contracts.blame import blaming
+from forge_core.contracts.errors import RunFailed
+from forge_core.services.weights import update_weights
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Selection
+    from forge_core.contracts.protocols import Transport
+    from forge_core.contracts.types import WeightManifest
+    from forge_core.services.service import Service
+
+
+class Publishing:
+    """The published versions of one trainer.
+
+    Args:
+        version: last published by an earlier process; -1: none was.
+        selection: the transport that trainer and generators are built with.
+        transport: gives the controller's own end of it.
+        warn: shows a warning.
+    """
+
+    def __init__(
+        self,
+        *,
+        version: int,
+        selection: Selection[Transport] | None,
+        transport: Callable[[], Transport],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.version = version
+        """Last published; -1 before the first."""
+        self.published_at: int | None = None
+        """Step of the stage in which this process last published."""
+        self._selection = selection
+        self._transport = transport
+        self._warn = warn
+        self._manifest: WeightManifest | None = None
+        self._trained = 0
+        """Optimizer steps that this process had made when it last published."""
+
+    @property
+    def has_published(self) -> bool:
+        """Whether this process has."""
+        return self._manifest is not None
+
+    async def send(self, trainer: Service, generator: Service, *, step: int) -> int:
+        """Send the trainer's weights to every replica, proved by checksum; returns the version.
+
+        Args:
+            trainer: whose weights.
+            generator: that samples from them.
+            step: of the stage, under way or last done.
+        """
+        manifest: WeightManifest = await trainer.publish.route(self.version + 1)
+        await update_weights(generator, manifest)
+        before, self._manifest = self._manifest, manifest
+        self.version = manifest.version
+        self.published_at = step
+        trained = trainer.answered["train_step"]
+        has_trained, self._trained = trained > self._trained, trained
+        if before is None:
+            return self.version
+        assert self._selection is not None
+        transport = self._transport()
+        with blaming(self._selection, "drop", RunFailed):
+            await transport.drop(before.version)
+        if has_trained and before.checksum == manifest.checksum:
+            self._warn(
+                f"version {manifest.version} equals version {before.version}: "
+                "the last steps changed no weight",
+            )
+        return self.version

@@ -67,7 +67,11 @@ async def rollout_group(
         text = prompt_text(prompt, tokenizer, task.tools)
         tokens = encode_prompt(prompt, tokenizer, task.tools)
         completions = await generate(tokens, replace(sampling, n=size, seed=seed))
-        episodes = [Episode(task, [Turn("prompt", tokens)], text) for _ in range(size)]
+        asked = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        episodes = [
+            Episode(task, [Turn("prompt", tokens)], text, messages=[*asked], group=str(seed))
+            for _ in range(size)
+        ]
         await asyncio.gather(
             *(
                 _play(
@@ -140,6 +144,7 @@ async def _play(
         assert isinstance(text, str)
         episode.turns.append(Turn("completion", completion.tokens, completion))
         episode.completion_texts.append(text)
+        episode.messages.append(Message("assistant", text))
         if completion.finish_reason != "stop":
             break
         try:
@@ -169,6 +174,8 @@ async def _play(
         except NoRoom:
             break
         episode.turns.append(Turn("observation", reply))
+        episode.observation_texts.append(observation)
+        episode.messages.append(Message("user", observation))
     episode.truncated = True
 
 

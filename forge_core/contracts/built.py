@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from forge_core.contracts.blame import title
 from forge_core.contracts.errors import PluginError
@@ -49,6 +50,35 @@ NAMES: Mapping[str, Sequence[str]] = {"recipe": ("requires", "provides"), "loss"
 """Attributes that are sets of names."""
 
 
+Takes = Literal["sample", "samples", "group"]
+"""Name of a reward's first parameter: what one call of it judges."""
+
+
+def reward_takes(reward: Callable[..., Any]) -> Takes:
+    """What one call of a reward judges: the name of its first parameter says it.
+
+    Raises:
+        TypeError: it has another name.
+    """
+    names = list(inspect.signature(reward).parameters)
+    first = names[0] if names else "nothing"
+    if first not in get_args(Takes):
+        raise TypeError(
+            f"its first parameter is called {first!r}; it says what one call judges: sample (one "
+            "RewardSample), samples (many) or group (all of one task's group)"
+        )
+    return cast(Takes, first)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a function, or an object that is called like one, is ``async``."""
+    if isinstance(function, functools.partial):
+        return is_async(function.func)
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
 def check_built(selection: Selection[Any], built: Any) -> None:
     """What ``build`` returned has the methods and attributes of its family.
 
@@ -68,12 +98,7 @@ def check_built(selection: Selection[Any], built: Any) -> None:
         if not inspect.iscoroutinefunction(inspect.unwrap(getattr(built, name))):
             raise PluginError(f"{title(selection)}: {name} must be a coroutine: write `async def`")
     for name in SYNC.get(family, ()):
-        function = getattr(built, name)
-        if name == "__call__" and not inspect.isroutine(built):
-            function = type(built).__call__
-        elif name == "__call__":
-            function = built
-        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        if is_async(built if name == "__call__" else getattr(built, name)):
             raise PluginError(f"{title(selection)}: {name} must not be async")
     for name in NAMES.get(family, ()):
         value = getattr(built, name, None)
@@ -82,6 +107,11 @@ def check_built(selection: Selection[Any], built: Any) -> None:
                 f"{title(selection)}: {name} must be a frozenset of names, such as "
                 f"{name} = frozenset({{{_example(value)!r}}}); not {_described(value)}"
             )
+    if family == "reward":
+        try:
+            reward_takes(built)
+        except TypeError as error:
+            raise PluginError(f"{title(selection)}: {error}") from None
     if family == "environment":
         turns = getattr(built, "max_turns", None)
         if not isinstance(turns, int) or turns < 1:

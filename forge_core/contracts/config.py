@@ -13,12 +13,12 @@ from forge_core.contracts.seeding import derive_seed
 if TYPE_CHECKING:
     from forge_core.contracts.component import Section, Selection
     from forge_core.contracts.protocols import (
+        AnyReward,
         Dataset,
         Environment,
         Generator,
         Loss,
         Recipe,
-        Reward,
         Runtime,
         Tracker,
         Trainer,
@@ -65,13 +65,15 @@ class RewardPart:
         selection: the reward component with its settings.
         weight: factor in the weighted sum.
         deadline: seconds until the call is killed.
+        concurrency: calls of an ``async`` reward that a worker has under way at once.
         failure_reward: what an episode gets for this part when the call raised or was killed; None
             leaves the episode out.
     """
 
-    selection: Selection[Reward]
+    selection: Selection[AnyReward]
     weight: float = 1.0
     deadline: float = 10.0
+    concurrency: int = 64
     failure_reward: float | None = None
 
 

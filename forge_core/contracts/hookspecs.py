@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig
     from forge_core.contracts.health import Finding
     from forge_core.contracts.protocols import (
+        AnyReward,
         Dataset,
         Environment,
         Generator,
         Loss,
         Recipe,
-        Reward,
         Runtime,
         Tracker,
         Trainer,
@@ -119,7 +119,7 @@ def forge_losses() -> Iterable[Component[Loss]]:  # type: ignore[empty-body]
 
 
 @hookspec
-def forge_rewards() -> Iterable[Component[Reward]]:  # type: ignore[empty-body]
+def forge_rewards() -> Iterable[Component[AnyReward]]:  # type: ignore[empty-body]
     """Contribute rewards: pure functions of a sample, run under a deadline in other processes.
 
     Called once when an app is made; what it yields travels to the reward processes pickled.

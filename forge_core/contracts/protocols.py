@@ -6,7 +6,7 @@ arguments and results are the plain data of ``types.py``. Any method may be ``as
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ from forge_core.contracts.types import (
     CompletionPart,
     Episode,
     Prompt,
+    RewardResult,
     RewardSample,
     Sampling,
     StepResult,
@@ -31,6 +32,9 @@ from forge_core.contracts.types import (
     TrainSequence,
     WeightManifest,
 )
+
+RewardValue = float | RewardResult
+"""What a reward says of one sample."""
 
 
 @runtime_checkable
@@ -192,9 +196,38 @@ class Loss(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """A pure, picklable function of one sample. Runs in a process of its own under a deadline."""
+    """A pure, picklable function. Runs in a process of its own under a deadline.
 
-    def __call__(self, sample: RewardSample) -> float: ...
+    The name of its parameter says what one call judges: ``sample``, ``samples`` (``BatchReward``)
+    or ``group`` (``GroupReward``). Calls of an ``async`` function are made at the same time.
+    """
+
+    def __call__(self, sample: RewardSample) -> RewardValue | Awaitable[RewardValue]: ...
+
+
+@runtime_checkable
+class BatchReward(Protocol):
+    """A reward that judges many samples, of different tasks, in one call."""
+
+    def __call__(
+        self, samples: Sequence[RewardSample]
+    ) -> Sequence[RewardValue] | Awaitable[Sequence[RewardValue]]:
+        """Return a reward for each sample, in their order."""
+        ...
+
+
+@runtime_checkable
+class GroupReward(Protocol):
+    """A reward that judges the samples of one task's group together, to compare them."""
+
+    def __call__(
+        self, group: Sequence[RewardSample]
+    ) -> Sequence[RewardValue] | Awaitable[Sequence[RewardValue]]:
+        """Return a reward for each sample, in their order."""
+        ...
+
+
+AnyReward = Reward | BatchReward | GroupReward
 
 
 class Interaction(Protocol):

@@ -409,6 +409,9 @@ class RewardKeys(Settings):
 
     weight: float = Field(1.0, description="factor in the weighted sum")
     deadline: float = Field(10.0, gt=0, le=LONGEST, description="seconds until the call is killed")
+    concurrency: int = Field(
+        64, ge=1, description="calls of an async reward that a worker has under way at once"
+    )
     failure_reward: float | None = Field(
         None,
         description="what an episode gets for this part when the call raised or was killed; null: "

@@ -72,7 +72,12 @@ class Step:
         self.rate("train_tokens", result.tokens, over="train")
 
     def finish(self) -> None:
-        """Compute the rates and the time of the whole step."""
+        """Compute the rates, the means of what its episodes measured, and the step's time."""
+        measured: dict[str, list[float]] = {}
+        for episode in self.episodes:
+            for name, value in episode.metrics.items():
+                measured.setdefault(name, []).append(value)
+        self.record({name: sum(values) / len(values) for name, values in measured.items()})
         for name, (amount, over) in self._rates.items():
             seconds = self.timing.get(f"{over}_seconds", 0.0)
             self.timing[f"{name}_per_second"] = amount / seconds if seconds > 0 else 0.0

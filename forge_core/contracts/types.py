@@ -158,6 +158,13 @@ class Episode:
             episode: recipes neither compare it with its siblings nor train on it.
         environment_failure: why the environment could not play it to its end; such an episode is
             not judged: it is left out, or its reward is ``environment.on_failure``.
+        messages: the conversation as it was: the prompt (plain text is one message of the user),
+            completions and what the environment said between them.
+        observation_texts: what the environment said, in turn.
+        group: the same for the episodes that were sampled together for one task; empty: those of
+            one task are one group.
+        metrics: numbers that rewards and the environment measured, by their names in the step's
+            metrics (``reward/PART/NAME``, ``environment/NAME``), which are means over episodes.
     """
 
     task: Task
@@ -171,6 +178,10 @@ class Episode:
     failures: dict[str, str] = field(default_factory=dict)
     left_out: bool = False
     environment_failure: str = ""
+    messages: list[Message] = field(default_factory=list)
+    observation_texts: list[str] = field(default_factory=list)
+    group: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens(self) -> list[int]:
@@ -231,6 +242,8 @@ class RewardSample:
         completions: text of every completion, in turn.
         finish_reason: how the last completion ended.
         completion_length: tokens sampled in the whole episode.
+        observations: what the environment said, in turn.
+        messages: the whole conversation: prompt, completions, and what the environment said.
     """
 
     task: Task
@@ -239,6 +252,22 @@ class RewardSample:
     completions: tuple[str, ...] = ()
     finish_reason: FinishReason = "stop"
     completion_length: int = 0
+    observations: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RewardResult:
+    """A reward with what it was made of. Rewards return it, or just the number.
+
+    Args:
+        value: the reward.
+        metrics: finite numbers by name; they are ``reward/PART/NAME`` in the step's metrics (means
+            over its episodes) and in ``episodes.jsonl``.
+    """
+
+    value: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

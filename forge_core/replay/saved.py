@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from forge_core.contracts.types import Completion, Episode, Group, Task, Turn
+from forge_core.contracts.types import Completion, Episode, Group, Message, Task, Turn
 
 
 def to_json(groups: Mapping[int, Group]) -> str:
@@ -52,11 +52,17 @@ def from_json(text: str, task_at: Callable[[int], Task]) -> tuple[dict[int, Grou
 
 def _described(episode: Episode) -> dict[str, Any]:
     fields = {name: getattr(episode, name) for name in Episode.__slots__ if name != "task"}
-    return {**fields, "turns": [asdict(turn) for turn in episode.turns]}
+    return {
+        **fields,
+        "turns": [asdict(turn) for turn in episode.turns],
+        "messages": [asdict(message) for message in episode.messages],
+    }
 
 
 def _episode(task: Task, fields: Mapping[str, Any]) -> Episode:
-    return Episode(task=task, **{**fields, "turns": [_turn(turn) for turn in fields["turns"]]})
+    turns = [_turn(turn) for turn in fields["turns"]]
+    messages = [Message(**message) for message in fields["messages"]]
+    return Episode(task=task, **{**fields, "turns": turns, "messages": messages})
 
 
 def _turn(fields: Mapping[str, Any]) -> Turn:

@@ -11,36 +11,62 @@ import os
 import struct
 from contextlib import suppress
 from dataclasses import fields
+from enum import IntEnum
 from operator import attrgetter
 from typing import Any
 
-from forge_core.contracts.types import RewardSample, Task
+from forge_core.contracts.types import Message, RewardSample, Task
 from forge_core.processes.frames import read_frame
 
 SECRET_SIZE = 16
 """Bytes of the secret, the first frame that a reward process is sent."""
 
-RECORD = struct.Struct(f"<{SECRET_SIZE}sQdI")
-"""Secret, number, value, and the length of what follows."""
+RECORD = struct.Struct(f"<{SECRET_SIZE}sQBIdI")
+"""Secret, number, kind, index of the call, value, and the length of what follows."""
+
+
+class Kind(IntEnum):
+    """What a record says. What follows it is in parentheses."""
+
+    READY = 0
+    """Everything is built (forms of the rewards, JSON), or a batch was read (nothing)."""
+    REFUSED = 1
+    """A reward could not be built (the error, pickled)."""
+    STARTED = 2
+    """An ``async`` call has begun (nothing)."""
+    VALUE = 3
+    """A sample's reward is the value (nothing)."""
+    FAILED = 4
+    """A call failed (the cause)."""
+    LATE = 5
+    """An ``async`` call passed its deadline and was cancelled (the cause)."""
+    RESULTS = 6
+    """What a call returned (JSON: for each sample a cause, or its reward and its metrics)."""
+
 
 MESSAGE_LIMIT = 500
 """Most characters of a failure's message."""
 
 
 _TASK_FIELDS = attrgetter(*(field.name for field in fields(Task)))
-_SAMPLE_FIELDS = attrgetter(*(field.name for field in fields(RewardSample) if field.name != "task"))
+_SAMPLE_FIELDS = attrgetter(
+    *(field.name for field in fields(RewardSample) if field.name not in ("task", "messages"))
+)
 
-PackedSample = tuple[tuple[Any, ...], tuple[Any, ...]]
+PackedSample = tuple[tuple[Any, ...], tuple[Any, ...], tuple[tuple[Any, ...], ...]]
 """A sample without its classes: pickling frozen dataclasses takes twenty times as long."""
 
 
 def pack(sample: RewardSample) -> PackedSample:
-    return _TASK_FIELDS(sample.task), _SAMPLE_FIELDS(sample)
+    messages = tuple((each.role, each.content, each.extra) for each in sample.messages)
+    return _TASK_FIELDS(sample.task), _SAMPLE_FIELDS(sample), messages
 
 
 def unpack(packed: PackedSample) -> RewardSample:
-    task, rest = packed
-    return RewardSample(Task(*task), *rest)
+    task, rest, messages = packed
+    conversation = tuple(Message(*message) for message in messages)
+    values: tuple[Any, ...] = (Task(*task), *rest, conversation)
+    return RewardSample(*values)
 
 
 class Channel:
@@ -62,12 +88,12 @@ class Channel:
         """The next frame, or None when the pool has closed its end."""
         return read_frame(self._descriptor)
 
-    def write(self, value: float, body: bytes = b"") -> None:
+    def write(self, kind: Kind, call: int = 0, value: float = 0.0, body: bytes = b"") -> None:
         """Write the next record. Does not return in a forked child: a reward came back from
         ``os.fork`` twice."""
         if os.getpid() != self._process:
             os._exit(1)
-        data = RECORD.pack(self._secret, self._number, value, len(body)) + body
+        data = RECORD.pack(self._secret, self._number, kind, call, value, len(body)) + body
         self._number += 1
         while data:
             data = data[os.write(self._descriptor, data) :]

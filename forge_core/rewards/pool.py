@@ -17,17 +17,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core.contracts.built import Takes
 from forge_core.contracts.component import BuildContext, Placement
 from forge_core.contracts.errors import RunFailed, UsageError
 from forge_core.contracts.protocols import Runtime
 from forge_core.contracts.services import ServiceOptions
-from forge_core.contracts.types import Episode, RewardSample
+from forge_core.contracts.types import Episode, RewardResult, RewardSample
 from forge_core.processes.frames import dumps
 from forge_core.processes.logs import tail
 from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import PackedSample, pack
-from forge_core.rewards.judge import HOPELESS, JudgeSettings, Unit, Verdicts, hopeless, judges
-from forge_core.rewards.process import Result
+from forge_core.rewards.process import Limits, Result
+from forge_core.rewards.reward_worker import (
+    MAX_LOST_SAMPLES,
+    RewardWorkerSettings,
+    Scores,
+    Unit,
+    only_lost,
+    reward_worker,
+)
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 from forge_core.watchdog import EventSink, Watchdog
@@ -37,19 +45,19 @@ if TYPE_CHECKING:
 
 
 class RewardPool:
-    """Judges episodes with all parts of the reward, on the judges of a service ``rewards``.
+    """Scores episodes with all parts of the reward, on the workers of a service ``rewards``.
 
     The service starts with the first call of ``score`` and is kept.
 
     Args:
         parts: the reward's parts by name.
         context: what rewards are built with (without the loss and the transport).
-        runtime: where judges live; None: in this process, unless the placement says otherwise.
-        placement: how many judges there are, and what they are given.
+        runtime: where workers live; None: in this process, unless the placement says otherwise.
+        placement: how many workers there are, and what they are given.
         log: bounded file that what rewards print is appended to; None: our stderr.
         confinement: environment and limits of reward processes; they also get the variables of the
             placement.
-        on_event: told of ``reward_failed`` and ``reward_retried``, and of what befalls judges.
+        on_event: called for ``reward_failed``, ``reward_retried``, and what happens to workers.
         watchdog: calls register in it.
     """
 
@@ -74,6 +82,8 @@ class RewardPool:
         self._on_event = on_event
         self._watchdog = watchdog
         self._service: Service | None = None
+        self._takes: dict[str, Takes] = {}
+        """What one call of each part judges; known once the service is there."""
         self._starting = asyncio.Lock()
         self._closed = False
         self._calls = 0
@@ -86,19 +96,21 @@ class RewardPool:
         self._seconds = 0.0
 
     async def score(self, episodes: Sequence[Episode]) -> None:
-        """Fill ``rewards``, ``reward`` (the weighted sum) and ``failures`` of every episode.
+        """Fill ``rewards``, ``reward`` (the weighted sum), ``failures`` and ``metrics`` of every
+        episode.
 
         Raises:
-            RunFailed: a part failed on every episode, or could not be built; no judge is left.
+            RunFailed: a part failed on every episode, or could not be built; no worker is left.
             UsageError: a part cannot be sent to another process.
         """
         if not episodes or not self._parts:
             return
         started = time.perf_counter()
-        call = _Call([_sample(episode) for episode in episodes])
-        units = [(part, index) for part in self._parts for index in range(len(episodes))]
-        await self._judge_all(await self._judges(), call, self._chunks(units))
-        self._calls += len(units)
+        call = _Call([_sample(episode) for episode in episodes], groups_of(episodes))
+        service = await self._workers()
+        units = [unit for part in self._parts for unit in self._units(part, call)]
+        await self._score_all(service, call, self._chunks(units))
+        self._calls += len(self._parts) * len(episodes)
         self._lost += call.lost.total()
         self._retried += len(call.retried)
         self._seconds += time.perf_counter() - started
@@ -108,8 +120,8 @@ class RewardPool:
             self._fill(episode, {part: call.results[part, index] for part in self._parts})
 
     def metrics(self) -> dict[str, float]:
-        """Totals since the start: calls of rewards, failures (also by part), samples that were
-        lost (by a deadline or two deaths of their process) and that were tried once more."""
+        """Totals since the start: samples scored (by each part), failures (also by part), samples
+        that were lost (by a deadline or two deaths of their process) and calls tried once more."""
         return {
             "calls": self._calls,
             "failures": self._failures.total(),
@@ -127,7 +139,7 @@ class RewardPool:
         """
         for part, streak in self._streaks.items():
             if part not in self._worked and streak.last is not None:
-                raise self._hopeless(part, streak.last, streak.calls)
+                raise self._broken(part, streak.last, streak.calls)
 
     async def close(self) -> None:
         """Kill every process and what it started. Safe to call twice, and while scoring."""
@@ -137,17 +149,21 @@ class RewardPool:
 
     # Work.
 
-    async def _judges(self) -> Service:
+    async def _workers(self) -> Service:
         async with self._starting:
             if self._closed:
                 raise RunFailed("the reward pool is closed")
             if self._service is None:
+                limits = {
+                    name: Limits(part.deadline, part.concurrency)
+                    for name, part in self._parts.items()
+                }
                 self._service = await Service.start(
                     self._runtime,
-                    judges(
-                        JudgeSettings(
-                            opening=self._pickled_parts(),
-                            deadlines={name: part.deadline for name, part in self._parts.items()},
+                    reward_worker(
+                        RewardWorkerSettings(
+                            opening=self._pickled_parts(limits),
+                            limits=limits,
                             log=self._log,
                             confinement=self._confinement,
                         )
@@ -155,22 +171,37 @@ class RewardPool:
                     self._context,
                     name="rewards",
                     placement=self._placement,
-                    options=ServiceOptions(concurrency=1),  # each judge has one process
+                    options=ServiceOptions(concurrency=1),  # each worker has one process
                     on_event=self._on_event,
                     watchdog=self._watchdog,
                 )
+            if not self._takes:
+                self._takes = await self._service.takes.route()
             return self._service
 
+    def _units(self, part: str, call: _Call) -> list[Unit]:
+        """The calls of a part: of its samples one by one, by group, or evenly by worker."""
+        everything = range(len(call.samples))
+        match self._takes[part]:
+            case "sample":
+                return [(part, (index,)) for index in everything]
+            case "group":
+                return [(part, group) for group in call.groups]
+            case "samples":
+                size = -(-len(everything) // self._placement.replicas)
+                starts = range(0, len(everything), size)
+                return [(part, tuple(everything[start : start + size])) for start in starts]
+
     def _chunks(self, units: list[Unit]) -> list[list[Unit]]:
-        """One chunk for one judge; a few for each of several, so that they end together."""
+        """One chunk for one worker; a few for each of several, so that they end together."""
         if self._placement.replicas == 1:
             return [units]
         size = -(-len(units) // (4 * self._placement.replicas))
         return [units[start : start + size] for start in range(0, len(units), size)]
 
-    async def _judge_all(self, service: Service, call: _Call, chunks: list[list[Unit]]) -> None:
-        """Judge all chunks; the first failure ends the others and is raised."""
-        tasks = [asyncio.ensure_future(self._judge(service, call, chunk)) for chunk in chunks]
+    async def _score_all(self, service: Service, call: _Call, chunks: list[list[Unit]]) -> None:
+        """Score all chunks; the first failure ends the others and is raised."""
+        tasks = [asyncio.ensure_future(self._score(service, call, chunk)) for chunk in chunks]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -178,20 +209,23 @@ class RewardPool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _judge(self, service: Service, call: _Call, units: list[Unit]) -> None:
-        """Judge one chunk. Made again by the service if its judge dies, so that nothing of it
+    async def _score(self, service: Service, call: _Call, units: list[Unit]) -> None:
+        """Score one chunk. The service does it again if its worker dies, so that nothing of it
         counts before all of it does."""
         while units:
-            verdicts: Verdicts = await service.judge.route(call.samples_of(units), units)
-            call.results.update(zip(units, verdicts.results, strict=False))
-            units = units[len(verdicts.results) :]
-            call.lost.update(verdicts.lost)
-            call.retried += verdicts.retried
-            for part in verdicts.lost:
-                if call.many_tasks and hopeless(call.lost[part], len(call.of(part))):
-                    raise self._hopeless(part, call)
+            scores: Scores = await service.score.route(call.samples_of(units), units)
+            for number, results in scores.results.items():
+                part, indexes = units[number]
+                for index, result in zip(indexes, results, strict=True):
+                    call.results[part, index] = result
+            units = [unit for number, unit in enumerate(units) if number not in scores.results]
+            call.lost.update(scores.lost)
+            call.retried += scores.retried
+            for part in scores.lost:
+                if call.many_tasks and only_lost(call.lost[part], len(call.of(part))):
+                    raise self._broken(part, call)
 
-    def _pickled_parts(self) -> bytes:
+    def _pickled_parts(self, limits: Mapping[str, Limits]) -> bytes:
         pickled = {}
         for name, part in self._parts.items():
             try:
@@ -201,7 +235,7 @@ class RewardPool:
                     f"reward {name!r} cannot be sent to a reward process: {error}; its settings "
                     "and what its build function refers to must be picklable"
                 ) from error
-        return dumps((pickled, dumps(self._context)))
+        return dumps((pickled, dumps(self._context), dict(limits)))
 
     # Results.
 
@@ -209,30 +243,37 @@ class RewardPool:
         episode.failures = {
             part: cause for part, cause in results.items() if isinstance(cause, str)
         }
-        values = {
-            part: self._parts[part].failure_reward if isinstance(result, str) else result
-            for part, result in results.items()
-        }
+        values = {part: self._value(part, result) for part, result in results.items()}
         episode.rewards = {part: value for part, value in values.items() if value is not None}
         episode.left_out = len(episode.rewards) < len(values)
         weighted = (self._parts[part].weight * r for part, r in episode.rewards.items())
         episode.reward = sum(weighted, start=0.0)
 
+        for part, result in results.items():
+            if isinstance(result, RewardResult):
+                for name, value in result.metrics.items():
+                    episode.metrics[f"reward/{part}/{name}"] = value
+
+    def _value(self, part: str, result: Result) -> float | None:
+        if isinstance(result, RewardResult):
+            return result.value
+        return self._parts[part].failure_reward if isinstance(result, str) else result
+
     def _report(self, part: str, call: _Call) -> None:
-        """Count a part's failures and tell of them; a part that only failed is a bug."""
+        """Count and report a part's failures; a part that only failed is a bug."""
         causes = call.causes(part)
         failed, judged = causes.total(), len(call.samples)
         self._failures[part] += failed
         if failed == judged:
             if call.many_tasks:
-                raise self._hopeless(part, call)
+                raise self._broken(part, call)
             streak = self._streaks.setdefault(part, _Streak())
             streak.calls += 1
             streak.lost += call.lost[part]
             streak.tasks.add(call.samples[0].task.id)
             streak.last = call
-            if streak.hopeless or (part not in self._worked and len(streak.tasks) > 1):
-                raise self._hopeless(part, call, streak.calls)
+            if streak.broken or (part not in self._worked and len(streak.tasks) > 1):
+                raise self._broken(part, call, streak.calls)
         else:
             self._streaks.pop(part, None)
             self._worked.add(part)
@@ -251,7 +292,7 @@ class RewardPool:
         data = {"part": part, "failed": count, "episodes": judged, "causes": dict(causes)}
         self._on_event(kind, message, data)
 
-    def _hopeless(self, part: str, call: _Call, calls: int = 1) -> RunFailed:
+    def _broken(self, part: str, call: _Call, calls: int = 1) -> RunFailed:
         """The failure of the run by a part that fails on everything.
 
         Args:
@@ -282,8 +323,8 @@ class _Streak:
     last: _Call | None = None
 
     @property
-    def hopeless(self) -> bool:
-        return self.calls >= HOPELESS or (self.calls > 1 and self.lost >= HOPELESS)
+    def broken(self) -> bool:
+        return self.calls >= MAX_LOST_SAMPLES or (self.calls > 1 and self.lost >= MAX_LOST_SAMPLES)
 
 
 @dataclass(slots=True)
@@ -291,7 +332,9 @@ class _Call:
     """One call of ``score``."""
 
     samples: Sequence[RewardSample]
-    results: dict[Unit, Result] = field(default_factory=dict)
+    groups: Sequence[tuple[int, ...]]
+    results: dict[tuple[str, int], Result] = field(default_factory=dict)
+    """By part and index of the sample."""
     lost: Counter[str] = field(default_factory=Counter)  # samples, by part
     retried: list[tuple[str, str]] = field(default_factory=list)
 
@@ -302,13 +345,22 @@ class _Call:
 
     def samples_of(self, units: Sequence[Unit]) -> dict[int, PackedSample]:
         """The samples that units need, as the worker reads them."""
-        return {index: pack(self.samples[index]) for _, index in units}
+        indexes = {index for _, indexes in units for index in indexes}
+        return {index: pack(self.samples[index]) for index in indexes}
 
     def of(self, part: str) -> list[Result]:
         return [result for (name, _), result in self.results.items() if name == part]
 
     def causes(self, part: str) -> Counter[str]:
         return Counter(result for result in self.of(part) if isinstance(result, str))
+
+
+def groups_of(episodes: Sequence[Episode]) -> list[tuple[int, ...]]:
+    """Indexes of the episodes that were sampled together for one task."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, episode in enumerate(episodes):
+        groups.setdefault((episode.task.id, episode.group), []).append(index)
+    return [tuple(group) for group in groups.values()]
 
 
 def _sample(episode: Episode) -> RewardSample:
@@ -320,4 +372,6 @@ def _sample(episode: Episode) -> RewardSample:
         completions=tuple(episode.completion_texts),
         finish_reason=completions[-1].finish_reason if completions else "stop",
         completion_length=episode.completion_length,
+        messages=tuple(episode.messages),
+        observations=tuple(episode.observation_texts),
     )

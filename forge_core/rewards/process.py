@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import secrets
@@ -10,22 +11,29 @@ import select
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from forge_core.contracts.built import Takes
 from forge_core.contracts.errors import ForgeError
+from forge_core.contracts.types import RewardResult
 from forge_core.processes.child import Child
 from forge_core.processes.frames import dumps, frame
 from forge_core.processes.scratch import Scratch
 from forge_core.rewards.confinement import Confinement
-from forge_core.rewards.frames import RECORD, SECRET_SIZE
+from forge_core.rewards.frames import RECORD, SECRET_SIZE, Kind
 
-Result = float | str
+Result = float | RewardResult | str
 """A sample's reward, or why there is none."""
 
 START_LIMIT = 120.0
 """Seconds a process may take to import and build its rewards, and to take a batch over."""
 
 DEFAULT = Confinement()
+
+GRACE = 1.0
+"""Seconds that the event loop of a reward process has to cancel an ``async`` call."""
 
 _FOREIGN = "something else has written to the channel of the reward process"
 
@@ -40,11 +48,76 @@ class DeadlinePassed(ProcessLost):
     """It passed a limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one call of a reward judges, and whether it is ``async``."""
+
+    takes: Takes
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the calls of one reward.
+
+    Args:
+        deadline: seconds of a call.
+        concurrency: calls under way at once, of an ``async`` reward.
+        samples: that a call judges.
+        is_async: whether others are made at the same time.
+    """
+
+    deadline: float
+    concurrency: int = 1
+    samples: int = 1
+    is_async: bool = False
+
+    @property
+    def late(self) -> str:
+        return f"deadline of {self.deadline:g} s passed"
+
+
+class _Record(NamedTuple):
+    kind: int
+    call: int
+    value: float
+    body: bytes
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What a process has made of a batch so far.
+
+    Args:
+        results: by call, one for each of its samples.
+        late: calls that passed their deadline and were cancelled.
+        under_way: calls that have begun and are not done.
+    """
+
+    results: dict[int, list[Result]] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+    under_way: list[int] = field(default_factory=list)
+
+    def take(self, record: _Record, call: Limits) -> None:
+        """Keep what a record says of a call."""
+        if record.kind == Kind.VALUE:
+            self.results[record.call] = [record.value]
+        elif record.kind == Kind.RESULTS:
+            self.results[record.call] = [
+                each if isinstance(each, str) else RewardResult(*each) if each[1] else each[0]
+                for each in json.loads(record.body)
+            ]
+        else:
+            self.results[record.call] = [record.body.decode(errors="replace")] * call.samples
+            if record.kind == Kind.LATE:
+                self.late.append(record.call)
+
+
 class RewardProcess:
     """One reward process. Its blocking methods are called in threads.
 
     Args:
-        opening: pickled parts and context, for ``forge_core.rewards.worker``.
+        opening: pickled parts, context and limits, for ``forge_core.rewards.child``.
         log: bounded file that what rewards print is appended to; None: our stderr.
         confinement: its environment and limits.
     """
@@ -55,6 +128,8 @@ class RewardProcess:
         self._opening = dumps((opening, confinement))
         self._secret = secrets.token_bytes(SECRET_SIZE)
         self._number = 0
+        self.forms: dict[str, Form] = {}
+        """Of each part, once the process is ready."""
         self._buffer = bytearray()
         self._closed = False
         self._scratch = Scratch("forge-rewards-")
@@ -63,7 +138,7 @@ class RewardProcess:
             stack.enter_context(theirs)
             output = None if log is None else stack.enter_context(log.open("ab"))
             self._child = Child(
-                "forge_core.rewards.worker",
+                "forge_core.rewards.child",
                 [str(log or ""), str(self._scratch.path), str(confinement.processes)],
                 stdin=theirs.fileno(),
                 stdout=2 if output is None else output,
@@ -89,38 +164,62 @@ class RewardProcess:
         limit = time.monotonic() + START_LIMIT
         late = f"not ready after {START_LIMIT:g} s"
         self._write(frame(self._secret) + frame(self._opening), limit, late)
-        _, body = self._receive(limit, late)
-        if body:
-            error = pickle.loads(body)
+        record = self._receive(limit, late)
+        if record.kind == Kind.REFUSED:
+            error = pickle.loads(record.body)
             assert isinstance(error, ForgeError)
             raise error
+        self.forms = {
+            part: Form(takes, is_async)
+            for part, (takes, is_async) in json.loads(record.body).items()
+        }
 
-    def score(self, batch: bytes, deadlines: Sequence[float], results: list[Result]) -> None:
-        """Block until every sample of a batch is judged; append to ``results`` in their order.
+    def score(self, batch: bytes, calls: Sequence[Limits], attempt: Attempt) -> None:
+        """Block until all calls of a batch are made.
 
         Args:
-            batch: a pickled batch, as the worker reads it.
-            deadlines: seconds each sample may take.
-            results: what is in it when ``ProcessLost`` is raised was judged before; the sample
-                after it was being judged.
+            batch: a pickled batch, as the process reads it.
+            calls: what each call may take. Those of plain functions are made first, in order, each
+                with the time since the one before; those of ``async`` ones then, at the same time.
+            attempt: is filled as results come.
 
         Raises:
-            DeadlinePassed: a sample passed its deadline.
+            DeadlinePassed: a call passed its deadline.
             ProcessLost: the process died, or something else wrote to its channel.
         """
         limit = time.monotonic() + START_LIMIT
         late = f"a batch was not taken over within {START_LIMIT:g} s"
         self._write(frame(batch), limit, late)
         self._receive(limit, late)
-        for deadline in deadlines:
-            value, message = self._receive(
-                time.monotonic() + deadline, f"deadline of {deadline:g} s passed"
-            )
-            results.append(message.decode(errors="replace") if message else value)
+        last = -1
+        for number, call in enumerate(calls):
+            if not call.is_async:
+                attempt.under_way = [number]
+                record = self._receive(time.monotonic() + call.deadline, call.late)
+                attempt.take(record, call)
+                last = number
+        attempt.under_way = []
+        limits: dict[int, float] = {}
+        left = sum(call.is_async for call in calls)
+        while left:
+            limit, text = time.monotonic() + START_LIMIT, "the event loop made no call"
+            if limits:
+                first = min(limits, key=limits.__getitem__)
+                limit, text = limits[first], calls[first].late
+            record = self._receive(limit, text)
+            if record.kind == Kind.STARTED:
+                limits[record.call] = time.monotonic() + calls[record.call].deadline + GRACE
+            else:
+                del limits[record.call]
+                attempt.take(record, calls[record.call])
+                last = record.call
+                left -= 1
+            attempt.under_way = list(limits)
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             self._buffer += self._channel.recv(_CHUNK)
         if self._buffer:
-            results.pop()
+            del attempt.results[last]
+            attempt.under_way = [last]
             raise ProcessLost(_FOREIGN)
 
     def kill(self) -> None:
@@ -148,14 +247,14 @@ class RewardProcess:
             except ConnectionError:
                 raise ProcessLost(self._end()) from None
 
-    def _receive(self, limit: float, late: str) -> tuple[float, bytes]:
-        """The next record's value and what follows it."""
+    def _receive(self, limit: float, late: str) -> _Record:
+        """The next record."""
         header = self._read(RECORD.size, limit, late)
-        secret, number, value, size = RECORD.unpack(header)
+        secret, number, kind, call, value, size = RECORD.unpack(header)
         if (secret, number) != (self._secret, self._number):
             raise ProcessLost(_FOREIGN)
         self._number += 1
-        return value, self._read(size, limit, late)
+        return _Record(kind, call, value, self._read(size, limit, late))
 
     def _read(self, size: int, limit: float, late: str) -> bytes:
         while len(self._buffer) < size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forge_core.contracts.component import BuildContext, Selection
 from forge_core.contracts.errors import RunFailed
@@ -10,7 +11,7 @@ from forge_core.contracts.protocols import Reward
 from forge_core.contracts.types import RewardSample
 from forge_core.processes.frames import dumps
 from forge_core.rewards.frames import pack
-from forge_core.rewards.process import ProcessLost, Result, RewardProcess
+from forge_core.rewards.process import Attempt, Limits, ProcessLost, Result, RewardProcess
 
 
 def try_reward(
@@ -35,12 +36,13 @@ def try_reward(
         ForgeError: the reward cannot be built.
         RunFailed: its process does not start.
     """
-    opening = dumps(({"reward": dumps(selection)}, dumps(context)))
+    limits = Limits(deadline)
+    opening = dumps(({"reward": dumps(selection)}, dumps(context), {"reward": limits}))
     results: list[Result] = []
     while len(results) < len(samples):
         process = RewardProcess(opening, log=None)
         try:
-            _judge_rest(process, samples, results, deadline)
+            _judge_rest(process, samples, results, limits)
         finally:
             process.close()
             process.remove_scratch()
@@ -51,17 +53,28 @@ def _judge_rest(
     process: RewardProcess,
     samples: Sequence[RewardSample],
     results: list[Result],
-    deadline: float,
+    limits: Limits,
 ) -> None:
     """Judge what has no result yet, up to the first sample that costs the process."""
     try:
         process.wait_ready()
     except ProcessLost as loss:
         raise RunFailed(f"a reward process did not start: {loss}") from loss
+    form = process.forms["reward"]
+    if form.takes != "sample":
+        raise RunFailed(f"a reward of {form.takes} cannot be tried on single samples")
     rest = range(len(results), len(samples))
     packed = {index: pack(samples[index]) for index in rest}
-    units = [("reward", index) for index in rest]
+    units = [("reward", (index,)) for index in rest]
+    attempt = Attempt()
+    cause = ""
     try:
-        process.score(dumps((packed, units)), [deadline] * len(units), results)
-    except ProcessLost as loss:
-        results.append(str(loss))
+        calls = [replace(limits, is_async=form.is_async)] * len(units)
+        process.score(dumps((packed, units)), calls, attempt)
+    except ProcessLost as lost:
+        cause = str(lost)
+    for number in range(len(units)):
+        if number not in attempt.results:
+            results.append(cause)
+            return
+        results += attempt.results[number]

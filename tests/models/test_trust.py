@@ -257,7 +257,7 @@ def test_a_run_with_trusted_code_trains_and_its_checkpoint_asks_again(
 PICKLES = ("pickle", "cloudpickle", "dill", "marshal", "joblib", "shelve")
 UNPICKLES = {
     "forge_core/rewards/process.py",
-    "forge_core/rewards/worker.py",
+    "forge_core/rewards/child.py",
     "forge_core/runtimes/rank.py",
     "forge_core/runtimes/wire.py",
     "forge_core/runtimes/worker.py",

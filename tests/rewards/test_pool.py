@@ -10,8 +10,8 @@ import pytest
 
 from forge_core import Completion, Episode, RunFailed, Task, Turn, UsageError
 from forge_core.processes.logs import LOG_LIMIT
-from forge_core.rewards import judge as judge_module
 from forge_core.rewards import pool as pool_module
+from forge_core.rewards import reward_worker
 
 
 async def test_parts_are_kept_and_weighted(pool_of, part, episodes):
@@ -169,7 +169,7 @@ async def test_a_single_episode_cannot_show_a_bug(pool_of, part, episodes):
 async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere(
     pool_of, part, episodes, monkeypatch
 ):
-    monkeypatch.setattr(judge_module, "HOPELESS", 2)
+    monkeypatch.setattr(reward_worker, "MAX_LOST_SAMPLES", 2)
     pool = pool_of({"math": part(deadline=0.5)})
     with pytest.raises(RunFailed) as caught:
         await pool.score(episodes(*["hang"] * 64))
@@ -183,7 +183,7 @@ async def test_a_part_that_hangs_everywhere_fails_before_it_was_tried_everywhere
 
 
 async def test_a_hard_task_fails_nothing_and_many_in_a_row_do(pool_of, part, episodes, monkeypatch):
-    monkeypatch.setattr(pool_module, "HOPELESS", 3)
+    monkeypatch.setattr(pool_module, "MAX_LOST_SAMPLES", 3)
     pool = pool_of({"math": part(failure_reward=-1.0)})
 
     def group(*completions):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge_core.testing.judges import install_slow_reward, judges
+from forge_core.testing.reward_processes import install_slow_reward, reward_processes
 from forge_core.testing.runs import Run, small_config, untimed
 
 KILLS = 10
@@ -38,8 +38,8 @@ def test_ten_kills_of_the_reward_process_change_nothing(
     for moment in range(1, 2 * KILLS, 2):
         run.until_step(moment)
         time.sleep(chance.uniform(0, 0.15))
-        run.until(lambda: judges(run))
-        killed.append(chance.choice(judges(run))[0])
+        run.until(lambda: reward_processes(run))
+        killed.append(chance.choice(reward_processes(run))[0])
         os.kill(killed[-1], signal.SIGKILL)
     assert run.end() == 0, run.printed
     assert len(set(killed)) == KILLS

@@ -7,18 +7,20 @@
         def selection(self):
             return Selection(family="reward", component=MINE, settings=MineSettings())
 
-Rewards are judged in this process where they must be pure, and through the kernel's reward pool,
-with its deadline, where they are given what may make them hang.
+The reward may judge a sample, samples or a group, and be ``async``: one that judges samples or a
+group gets all of a test's samples in one call. Rewards are called in this process where they must
+be pure, and through the kernel's reward pool, with its deadline, where they may hang.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import os
 import time
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import cloudpickle
 import pytest
@@ -27,13 +29,16 @@ from forge_core import (
     BuildContext,
     Completion,
     Episode,
-    Reward,
+    Message,
     RewardPart,
+    RewardResult,
     RewardSample,
     Selection,
     Task,
     Turn,
 )
+from forge_core.contracts.built import is_async, reward_takes
+from forge_core.contracts.protocols import AnyReward
 from forge_core.processes.descendants import adopt_orphans, descendants
 from forge_core.rewards.pool import RewardPool
 from forge_core.testing.conformance.suite import Suite
@@ -78,7 +83,7 @@ class RewardConformance(Suite):
     reward and everybody the time."""
 
     @pytest.fixture
-    def selection(self) -> Selection[Reward]:
+    def selection(self) -> Selection[AnyReward]:
         """The reward under test, with its settings."""
         raise NotImplementedError("override the selection fixture")
 
@@ -88,7 +93,7 @@ class RewardConformance(Suite):
         return bare_context()
 
     @pytest.fixture
-    def reward(self, selection: Selection[Reward], context: BuildContext) -> Reward:
+    def reward(self, selection: Selection[AnyReward], context: BuildContext) -> AnyReward:
         return selection.build(context)
 
     @pytest.fixture
@@ -106,56 +111,53 @@ class RewardConformance(Suite):
         return [_sample(task, completion) for completion in completions]
 
     def test_rewards_are_numbers_in_their_range(
-        self, reward: Reward, samples: Sequence[RewardSample]
+        self, reward: AnyReward, samples: Sequence[RewardSample]
     ) -> None:
-        for sample in samples:
-            self._check(reward(sample), sample.completion)
+        for sample, value in zip(samples, _judged(reward, samples), strict=True):
+            self._check(value, sample.completion)
 
     def test_an_empty_completion_is_not_the_best(
-        self, reward: Reward, task: Task, samples: Sequence[RewardSample]
+        self, reward: AnyReward, task: Task, samples: Sequence[RewardSample]
     ) -> None:
         """Or the policy learns to end at once."""
-        rewards = [float(reward(sample)) for sample in samples]
-        empty = float(reward(_sample(task, "")))
+        *rewards, empty = _judged(reward, [*samples, _sample(task, "")])
         assert empty < max(rewards) or max(rewards) == min(rewards), (
             f"an empty completion gets {empty:g}, and no ordinary one more"
         )
 
     def test_the_same_sample_gets_the_same_reward(
-        self, reward: Reward, samples: Sequence[RewardSample]
+        self, reward: AnyReward, samples: Sequence[RewardSample]
     ) -> None:
-        first = [reward(sample) for sample in samples]
-        assert [reward(sample) for sample in reversed(samples)] == first[::-1]
+        first = _judged(reward, samples)
+        assert _judged(reward, samples[::-1]) == first[::-1]
 
     def test_another_instance_judges_alike(
         self,
-        reward: Reward,
-        selection: Selection[Reward],
+        reward: AnyReward,
+        selection: Selection[AnyReward],
         context: BuildContext,
         samples: Sequence[RewardSample],
     ) -> None:
         other = selection.build(context)
-        for sample in reversed(samples):
-            assert other(sample) == reward(sample)
+        assert _judged(other, samples[::-1]) == _judged(reward, samples)[::-1]
 
     def test_samples_are_left_as_they_were(
-        self, reward: Reward, samples: Sequence[RewardSample]
+        self, reward: AnyReward, samples: Sequence[RewardSample]
     ) -> None:
-        for sample in samples:
-            kept = copy.deepcopy(sample)
-            reward(sample)
-            assert sample == kept
+        kept = copy.deepcopy(samples)
+        _judged(reward, samples)
+        assert samples == kept
 
     def test_it_can_be_pickled(
-        self, reward: Reward, selection: Selection[Reward], samples: Sequence[RewardSample]
+        self, reward: AnyReward, selection: Selection[AnyReward], samples: Sequence[RewardSample]
     ) -> None:
         assert cloudpickle.loads(cloudpickle.dumps(selection)).settings == selection.settings
         copied = cloudpickle.loads(cloudpickle.dumps(reward))
-        for sample in samples:
-            assert copied(cloudpickle.loads(cloudpickle.dumps(sample))) == reward(sample)
+        again = cloudpickle.loads(cloudpickle.dumps(samples))
+        assert _judged(copied, again) == _judged(reward, samples)
 
     def test_processes_do_not_pile_up(
-        self, reward: Reward, samples: Sequence[RewardSample]
+        self, reward: AnyReward, samples: Sequence[RewardSample]
     ) -> None:
         """What judging a sample starts has ended with it; a process kept for all of them may stay.
 
@@ -163,11 +165,9 @@ class RewardConformance(Suite):
         """
         adopt_orphans()
         try:
-            for sample in samples:
-                reward(sample)
+            _judged(reward, samples)
             before = set(descendants(os.getpid()))
-            for sample in samples:
-                reward(sample)
+            _judged(reward, samples)
             limit = time.monotonic() + 1.0
             while (left := set(descendants(os.getpid())) - before) and time.monotonic() < limit:
                 time.sleep(0.05)
@@ -177,20 +177,21 @@ class RewardConformance(Suite):
 
     async def test_a_process_of_its_own_judges_alike(
         self,
-        reward: Reward,
-        selection: Selection[Reward],
+        reward: AnyReward,
+        selection: Selection[AnyReward],
         context: BuildContext,
         task: Task,
         completions: Sequence[str],
     ) -> None:
         episodes, _ = await self._in_pool(selection, context, task, completions)
         assert [episode.failures for episode in episodes] == [{}] * len(episodes)
-        expected = [reward(_sample(task, completion)) for completion in completions]
+        samples = [_sample(task, completion) for completion in completions]
+        expected = await asyncio.to_thread(_judged, reward, samples)
         assert [episode.reward for episode in episodes] == expected
 
     async def test_nothing_makes_it_hang(
         self,
-        selection: Selection[Reward],
+        selection: Selection[AnyReward],
         context: BuildContext,
         task: Task,
         completions: Sequence[str],
@@ -211,16 +212,15 @@ class RewardConformance(Suite):
             )
         )
 
-    def _check(self, value: float, completion: str) -> None:
-        number = float(value)
-        assert math.isfinite(number), f"{completion[:40]!r} gets {value}"
+    def _check(self, number: float, completion: str) -> None:
+        assert math.isfinite(number), f"{completion[:40]!r} gets {number}"
         assert self.lowest <= number <= self.highest, (
-            f"{completion[:40]!r} gets {value}, outside {self.lowest} to {self.highest}"
+            f"{completion[:40]!r} gets {number}, outside {self.lowest} to {self.highest}"
         )
 
     async def _in_pool(
         self,
-        selection: Selection[Reward],
+        selection: Selection[AnyReward],
         context: BuildContext,
         task: Task,
         completions: Sequence[str],
@@ -236,6 +236,21 @@ class RewardConformance(Suite):
             await pool.close()
 
 
+def _judged(reward: AnyReward, samples: Sequence[RewardSample]) -> list[float]:
+    """The rewards of samples: one by one, or all in one call, as the reward takes them."""
+    call: Callable[[Any], Any] = reward
+    alone = reward_takes(reward) == "sample"
+    arguments = [*samples] if alone else [samples]
+
+    async def awaited() -> list[Any]:
+        return list(await asyncio.gather(*map(call, arguments)))
+
+    answers = asyncio.run(awaited()) if is_async(reward) else [call(each) for each in arguments]
+    rewards = answers if alone else list(answers[0])
+    assert len(rewards) == len(samples), f"{len(rewards)} rewards for {len(samples)} samples"
+    return [float(each.value if isinstance(each, RewardResult) else each) for each in rewards]
+
+
 def _sample(task: Task, completion: str) -> RewardSample:
     return RewardSample(
         task=task,
@@ -243,6 +258,7 @@ def _sample(task: Task, completion: str) -> RewardSample:
         completion=completion,
         completions=(completion,),
         completion_length=len(completion) + 1,
+        messages=_conversation(task, completion),
     )
 
 
@@ -250,4 +266,10 @@ def _episode(task: Task, completion: str) -> Episode:
     length = len(completion) + 1
     sampled = Completion([0] * length, [-1.0] * length, [0] * length, "stop")
     turns = [Turn("prompt", [0]), Turn("completion", sampled.tokens, sampled)]
-    return Episode(task, turns, str(task.prompt), [completion])
+    said = list(_conversation(task, completion))
+    return Episode(task, turns, str(task.prompt), [completion], messages=said)
+
+
+def _conversation(task: Task, completion: str) -> tuple[Message, ...]:
+    asked = (Message("user", task.prompt),) if isinstance(task.prompt, str) else task.prompt
+    return (*asked, Message("assistant", completion))

@@ -30,7 +30,7 @@ from forge_core.services import Health, Service
 from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
 from forge_core.testing.context import bare_context
 from forge_core.testing.distributions import FakeSite
-from forge_core.testing.judges import install_slow_reward, judges
+from forge_core.testing.reward_processes import install_slow_reward, reward_processes
 from forge_core.testing.runs import PATIENCE, Run, lines_of, small_config
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
@@ -436,7 +436,7 @@ def test_ten_killed_reward_workers_cost_no_episode_its_reward(
 def _under_workers(run: Run) -> list[list[int]]:
     """For each process that judges: itself, the one that stands over it, and the worker."""
     workers = run.ranks("rewards")
-    return [line[:3] for line in judges(run) if len(line) > 2 and line[2] in workers]
+    return [line[:3] for line in reward_processes(run) if len(line) > 2 and line[2] in workers]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.judges import install_slow_reward
+from forge_core.testing.reward_processes import install_slow_reward
 from forge_core.testing.runs import Run, small_config
 
 STEPS, EPISODES = 16, 32

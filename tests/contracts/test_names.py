@@ -39,7 +39,7 @@ def names() -> set[str]:
     found: set[str] = set()
     for file in PLUGINS.glob("*/pyproject.toml"):
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        entries = project["entry-points"]["forge"]
+        entries = project.get("entry-points", {}).get("forge", {})
         found |= {project["name"], *entries, *(name.partition(".")[0] for name in entries.values())}
     ours = {name for name in found if name.startswith("forge-rl-")}
     manager = Forge().plugins

@@ -14,16 +14,33 @@ from forge_monarch.settings import TESTED, TlsFiles
 from forge_monarch.tls import use
 
 TUNING = {
-    # How soon a death is noticed. Default 10 s: too long for requests in flight to wait.
+    # How soon a death is noticed, a storage's too. Default 10 s: too long for requests in flight.
     "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",
-    # The default of 10 MB ends the client when a message is longer.
+    # Bytes of the longest message. The default of 10 MB ends the client at a longer one, and
+    # TorchStore's own assignment comes too late.
     "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(1 << 40),
 }
 """Variables that Monarch reads when it is imported; those that are set already are left alone."""
 
 
+def import_monarch() -> None:
+    """Import Monarch with ``TUNING`` in force, and let it open the descriptors that it needs.
+
+    Raises:
+        ImportError: it is not installed, or cannot be imported.
+    """
+    imported = "monarch" in sys.modules
+    raise_limit()
+    for name, value in TUNING.items():
+        os.environ.setdefault(name, value)
+    from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+
+    if imported:
+        reload_config_from_env()
+
+
 def load(hang_after: float, tls: TlsFiles | None = None) -> None:
-    """Import Monarch, tuned.
+    """Import Monarch for a runtime.
 
     Args:
         hang_after: seconds a process may be silent before it counts as hung.
@@ -32,22 +49,16 @@ def load(hang_after: float, tls: TlsFiles | None = None) -> None:
     Raises:
         PluginError: it is not installed, or cannot be imported.
     """
-    imported = "monarch" in sys.modules
-    raise_limit()
-    for name, value in TUNING.items():
-        os.environ.setdefault(name, value)
     if tls is not None:
         use(tls)
     try:
-        from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
+        import_monarch()
         from monarch.config import configure
     except ImportError as error:
         raise PluginError(
             f"runtime 'monarch': torchmonarch cannot be imported ({error}); "
             f"pip install torchmonarch=={TESTED}"
         ) from error
-    if imported:
-        reload_config_from_env()
     silence = f"{round(hang_after * 1000)}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
 

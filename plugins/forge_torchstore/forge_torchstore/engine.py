@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import os
-import sys
 from typing import Any
 
 from forge_core import PluginError, UsageError
-from forge_core.processes.descriptors import raise_limit
+from forge_monarch.engine import import_monarch
 from forge_torchstore.settings import TESTED
-
-TUNING = {
-    # Bytes of the longest message. The default of 10 MB ends the client at a longer one, and
-    # TorchStore's own assignment comes too late.
-    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(1 << 40),
-    # How soon it is noticed that the storage died. Default 10 s.
-    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",
-}
-"""Variables that Monarch reads when it is imported; those that are set already are left alone."""
 
 INSTALL = (
     f"pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore=={TESTED} "
@@ -42,19 +31,13 @@ def load() -> Any:
         PluginError: one is not installed, or the two do not fit.
         UsageError: this process is no part of the run's Monarch world.
     """
-    imported = "monarch" in sys.modules
-    raise_limit()
-    for name, value in TUNING.items():
-        os.environ.setdefault(name, value)
     try:
+        import_monarch()
         import torchstore
-        from monarch._rust_bindings.monarch_hyperactor.config import reload_config_from_env
     except ImportError as error:
         raise PluginError(
             f"transport 'torchstore': cannot be imported ({error}); {INSTALL}"
         ) from error
-    if imported:
-        reload_config_from_env()
     check_api(torchstore)
     import forge_torchstore.compat  # noqa: F401  (patches on import)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from forge_core.contracts.blame import blaming
-from forge_core.contracts.component import BuildContext, Placement
+from forge_core.contracts.component import BuildContext, Placement, Selection
 from forge_core.contracts.seeding import derive_seed
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Section, Selection
+    from forge_core.contracts.component import Section
     from forge_core.contracts.protocols import (
         AnyReward,
         Dataset,
@@ -160,6 +160,15 @@ class StageConfig:
             there[name] = (added.placement, added.section.placed and added.selection is not None)
         return {service: placement for service, (placement, used) in there.items() if used}
 
+    def selections(self) -> Iterator[Selection[Any]]:
+        """Every component that the stage's config chooses, whether the recipe uses it or not."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            for one in value.values() if isinstance(value, Mapping) else (value,):
+                chosen = one if isinstance(one, Selection) else getattr(one, "selection", None)
+                if isinstance(chosen, Selection):
+                    yield chosen
+
     def evaluates(self) -> bool:
         """Whether the stage's policy is scored on held-out tasks."""
         return self.eval_dataset is not None and bool(self.rewards)
@@ -195,3 +204,27 @@ class RunConfig:
     trackers: Mapping[str, Selection[Tracker]]
     tree: Mapping[str, Any] = field(compare=False, repr=False)
     provenance: Mapping[str, Provenance] = field(compare=False, repr=False)
+
+    def selections(self) -> Iterator[Selection[Any]]:
+        """Every component that the config chooses."""
+        yield self.runtime
+        yield from self.trackers.values()
+        for stage in self.stages:
+            yield from stage.selections()
+
+    def presets(self) -> set[tuple[str, str]]:
+        """(kind, name) of the presets that gave the config a value, overridden or not."""
+        layers = {said.layer for value in self.provenance.values() for said in _said(value)}
+        return {
+            (kind, layer.removeprefix(prefix))
+            for layer in layers
+            for kind, prefix in (("run", "preset "), ("model", "model preset "))
+            if layer.startswith(prefix)
+        }
+
+
+def _said(value: Provenance) -> Iterator[Provenance]:
+    """A value with those that it overrode."""
+    yield value
+    for below in value.overrode:
+        yield from _said(below)

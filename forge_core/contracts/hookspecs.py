@@ -465,19 +465,21 @@ def forge_run_started(run: RunInfo) -> None:
 
 
 @hookspec
-def forge_episode_finished(episode: Episode) -> None:
+def forge_episode_finished(episode: Episode, held_out: bool) -> None:
     """Called for each episode once its rewards are known; it may still be changed.
 
     Args:
         episode: the episode, with reward parts and total. Whatever is raised here fails the run.
+        held_out: it answers a task of ``eval_dataset`` and is scored, not trained on.
 
     .. code-block:: python
 
         from forge_core import hookimpl
 
         @hookimpl
-        def forge_episode_finished(episode):
-            episode.reward = min(episode.reward, 1.0)
+        def forge_episode_finished(episode, held_out):
+            if not held_out:
+                episode.reward = min(episode.reward, 1.0)
     """
 
 

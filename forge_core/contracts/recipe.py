@@ -199,8 +199,13 @@ class RecipeContext(Protocol):
         """
         ...
 
-    async def score(self, episodes: Sequence[Episode]) -> None:
-        """Judge episodes with the config's rewards, then let plugins see (and change) them."""
+    async def score(self, episodes: Sequence[Episode], *, held_out: bool = False) -> None:
+        """Judge episodes with the config's rewards, then let plugins see (and change) them.
+
+        Args:
+            episodes: to judge.
+            held_out: they are scored only, not trained on; plugins are told.
+        """
         ...
 
     def warn(self, message: str, data: Mapping[str, Any] | None = None) -> None:

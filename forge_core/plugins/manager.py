@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from packaging.utils import canonicalize_name
@@ -43,6 +43,9 @@ from forge_core.sections import (
     Sections,
 )
 from forge_core.version import __version__
+
+if TYPE_CHECKING:
+    from forge_core.contracts.config import RunConfig
 
 DISABLE = "FORGE_DISABLE_PLUGINS"
 AUTOLOAD = "FORGE_PLUGIN_AUTOLOAD"
@@ -110,19 +113,44 @@ class PluginManager:
             for implementation in reversed(caller.get_hookimpls())
         ]
 
+    def observers(
+        self, hook: str, config: RunConfig, presets: Collection[tuple[str, str]] = ()
+    ) -> list[tuple[str, Callable[..., object]]]:
+        """Those of ``implementations`` that act in a run: of plugins handed over in code, of those
+        whose components, sections or presets the config uses, and of those that say
+        ``forge_every_run = True``.
+
+        Args:
+            hook: of the lifecycle.
+            config: of the run.
+            presets: (kind, name) of those that the config came from, beside those that it tells.
+        """
+        acting = {
+            f"{index}:{candidate.name}"
+            for index, candidate in enumerate(self._candidates)
+            if candidate.acts_in(config, {*presets, *config.presets()})
+        }
+        caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
+        return [
+            (implementation.plugin_name.partition(":")[2], _by_name(implementation))
+            for implementation in reversed(caller.get_hookimpls())
+            if implementation.plugin_name in acting
+        ]
+
     def plugins(self) -> list[PluginInfo]:
         """Every plugin, usable or not, in order."""
         return list(self._infos)
 
     def _load(self) -> None:
-        loaded: set[int] = set()
+        loaded: dict[int, _Candidate] = {}
         for candidate in self._usable():
             with candidate.recording(f"import of {candidate.target} failed"):
                 candidate.plugin = check_object(candidate.load())
             # An installed plugin that is handed over as well is one plugin.
             if candidate.status == "ok" and id(candidate.plugin) in loaded:
                 self._candidates.remove(candidate)
-            loaded.add(id(candidate.plugin))
+                loaded[id(candidate.plugin)].in_code = True
+            loaded.setdefault(id(candidate.plugin), candidate)
 
     def _add_hooks(self) -> None:
         for candidate in self._usable():
@@ -228,6 +256,8 @@ class _Candidate:
     target: str
     load: Callable[[], object]
     handed: bool = False
+    in_code: bool = False
+    """It is installed, and handed over in code too."""
     status: Status = "ok"
     cause: str = ""
     error: BaseException | None = None
@@ -274,6 +304,17 @@ class _Candidate:
         if any(c.name == command.name for c in self.commands):
             raise UnfitError(f"forge_commands: {command.name!r} is there twice")
         self.commands.append(command)
+
+    def acts_in(self, config: RunConfig, presets: Collection[tuple[str, str]]) -> bool:
+        """Whether the plugin's lifecycle hooks are called in a run."""
+        if self.handed or self.in_code or getattr(self.plugin, "forge_every_run", False) is True:
+            return True
+        provider = self.distribution or self.name
+        mine = {(family, component.name) for family, component in self.components}
+        return any((preset.kind, preset.name) in presets for preset in self.presets) or any(
+            chosen.plugin == provider and (chosen.family, chosen.name) in mine
+            for chosen in config.selections()
+        )
 
     def info(self) -> PluginInfo:
         has_trace = self.error is not None and not isinstance(self.error, UnfitError)

@@ -59,7 +59,7 @@ async def evaluate(
         if not episodes:
             raise DataError(f"eval_dataset: {message}")
         stage.warn(message)
-    await stage.score(episodes)
+    await stage.score(episodes, held_out=True)
     played = [each for each in episodes if not (each.environment_failure and each.left_out)]
     if not played:
         raise RunFailed(episodes[0].environment_failure)

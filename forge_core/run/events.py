@@ -13,14 +13,13 @@ from forge_core.contracts.blame import contained, described
 from forge_core.contracts.errors import ForgeError, RunFailed
 from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
 from forge_core.run.listener import Listener
-from forge_core.run.observers import Observers
+from forge_core.run.observers import Lookup, Observers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forge_core.contracts.protocols import Tracker
     from forge_core.contracts.types import Episode
-    from forge_core.plugins.manager import PluginManager
 
 MOST_WARNINGS = 100
 
@@ -36,10 +35,10 @@ class EventBus:
 
     Args:
         trackers: by name, told in this order.
-        plugins: where the lifecycle hooks come from.
+        hooks: finds the functions of the plugins that act in the run.
     """
 
-    def __init__(self, trackers: Mapping[str, Tracker], plugins: PluginManager) -> None:
+    def __init__(self, trackers: Mapping[str, Tracker], hooks: Lookup) -> None:
         self._records = {
             name: tracker
             for name, tracker in trackers.items()
@@ -50,7 +49,7 @@ class EventBus:
             for name, tracker in trackers.items()
             if name not in self._records
         ]
-        self.observers = Observers(plugins, self._hook_failed)
+        self.observers = Observers(hooks, self._hook_failed)
         self.warnings: list[str] = []
         """What went wrong without ending the run, each line once."""
         self._failure: ForgeError | None = None
@@ -85,14 +84,18 @@ class EventBus:
             if episodes:
                 self._tell("episodes", record.step, tuple(episodes))
 
-    def episode(self, episode: Episode) -> None:
+    def episode(self, episode: Episode, *, held_out: bool) -> None:
         """Let plugins see and change an episode.
+
+        Args:
+            episode: with its rewards.
+            held_out: it is scored, not trained on.
 
         Raises:
             RunFailed: a plugin raised. What it would have changed is not known, so that training on
                 the episode as it is could be wrong.
         """
-        self.observers.require("forge_episode_finished", episode=episode)
+        self.observers.require("forge_episode_finished", episode=episode, held_out=held_out)
 
     def checkpoint(self, folder: Path, step: int) -> None:
         self.observers.call("forge_checkpoint_saved", folder=folder, step=step)

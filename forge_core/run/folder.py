@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
@@ -160,9 +161,19 @@ class RunFolder:
         number = max((int(path.name) for path in records(self.path)[1:]), default=0) + 1
         place = self.path / RESUMES / str(number)
         with durable.new_folder(place) as draft:
-            (draft / LOCK).write_text(lock_text(config, plugins), encoding="utf-8")
+            lock = lock_text(config, plugins, self.presets())
+            (draft / LOCK).write_text(lock, encoding="utf-8")
             (draft / CONFIG).write_text(to_yaml(config.tree), encoding="utf-8")
         return place
+
+    def presets(self) -> set[tuple[str, str]]:
+        """(kind, name) of the presets that the run's config came from, as far as is known."""
+        try:
+            said = yaml.safe_load((records(self.path)[-1] / LOCK).read_text(encoding="utf-8"))
+            named = [line.split(" ", 1) for line in said["presets"]]
+            return {(kind, name) for kind, name in named}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+            return set()
 
     def write_summary(self, summary: Summary) -> None:
         data = asdict(summary)
@@ -199,11 +210,20 @@ class RunFolder:
         return path
 
 
-def lock_text(config: RunConfig, plugins: PluginManager) -> str:
-    """What runs, so that a run can be told from another: versions, hashes, seeds, host."""
+def lock_text(
+    config: RunConfig, plugins: PluginManager, presets: Collection[tuple[str, str]] = ()
+) -> str:
+    """What runs, so that a run can be told from another: versions, hashes, seeds, host.
+
+    Args:
+        config: resolved.
+        plugins: of the app.
+        presets: (kind, name) of those that the run was started with, where it goes on.
+    """
     lock: dict[str, Any] = {
         HASH: config_hash(to_yaml(config.tree).encode()),
         "seeds": {stage.name: stage.training.seed for stage in config.stages},
+        "presets": sorted(f"{kind} {name}" for kind, name in {*presets, *config.presets()}),
         "plugins": {
             f"{info.provider}:{info.name}": {
                 "distribution": info.distribution,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from forge_core.contracts.blame import contained, described
@@ -13,19 +14,21 @@ from forge_core.run.listener import CALL_SECONDS
 
 if TYPE_CHECKING:
     from forge_core.contracts.records import Summary
-    from forge_core.plugins.manager import PluginManager
+
+Lookup = Callable[[str], Sequence[tuple[str, Callable[..., object]]]]
+"""Hook -> the functions of those plugins that act in a run, each with its plugin's name."""
 
 
 class Observers:
     """Calls lifecycle hooks in the order of the plugins, in the caller's thread.
 
     Args:
-        plugins: where the hooks come from.
+        hooks: finds them, once for each hook.
         on_failure: called with plugin, hook and reason when an observer is given up.
     """
 
-    def __init__(self, plugins: PluginManager, on_failure: Callable[[str, str, str], None]) -> None:
-        self._plugins = plugins
+    def __init__(self, hooks: Lookup, on_failure: Callable[[str, str, str], None]) -> None:
+        self._hooks = cache(hooks)
         self._on_failure = on_failure
         self._given_up: set[tuple[str, str]] = set()
         self.waiting: Callable[[str, str], AbstractContextManager[None]] = lambda *_: nullcontext()
@@ -33,7 +36,7 @@ class Observers:
 
     def call(self, hook: str, **arguments: Any) -> None:
         """A ``ForgeError`` stops the run; after anything else the hook is not called again."""
-        for plugin, function in self._plugins.implementations(hook):
+        for plugin, function in self._hooks(hook):
             if (plugin, hook) in self._given_up:
                 continue
             try:
@@ -50,7 +53,7 @@ class Observers:
         Raises:
             RunFailed: a plugin raised something else than a ``ForgeError``; names it.
         """
-        for plugin, function in self._plugins.implementations(hook):
+        for plugin, function in self._hooks(hook):
             try:
                 with contained(), self.waiting("run", f"{hook} of plugin {plugin}"):
                     function(**arguments)
@@ -63,7 +66,7 @@ class Observers:
 
     def finish(self, summary: Summary) -> None:
         """``forge_run_finished``: the outcome is decided, so nothing raises and nothing hangs."""
-        for plugin, function in self._plugins.implementations("forge_run_finished"):
+        for plugin, function in self._hooks("forge_run_finished"):
             failures: list[BaseException] = []
             thread = threading.Thread(
                 target=_call, args=(function, summary, failures), name="run-finished", daemon=True

@@ -92,6 +92,7 @@ class RunSession:
         self._datasets: dict[tuple[str, str], GuardedDataset] = {}
         self.watchdog: Watchdog | None = None
         self._given = config
+        self._presets = config.presets()
         self.resumption: Resumption | None = None
         """What goes on, if anything does."""
         if resume is not None:
@@ -100,6 +101,7 @@ class RunSession:
             store = CheckpointStore(folder.checkpoints, keep=1)
             self.resumption = self._resumption(folder, store, last_known_state(store))
             config = self.resumption.config
+            self._presets |= folder.presets()
         self.config = config
         self._transports: dict[str, Transport] = {}
         self.progress = Progress()
@@ -117,7 +119,7 @@ class RunSession:
             tracker.check(config.stages[0].early_context())
         for stage in config.stages:
             self._check(stage)
-        for plugin, hook in plugins.implementations("forge_config_resolved"):
+        for plugin, hook in self._hooks("forge_config_resolved"):
             with blaming_plugin(plugin, "forge_config_resolved"):
                 hook(config=config)
         if self.resumption is None:
@@ -125,6 +127,10 @@ class RunSession:
         else:
             self.resumption, self.total_steps = self.resumption.settled(self.total_steps)
             self.config = self.resumption.config
+
+    def _hooks(self, hook: str) -> list[tuple[str, Callable[..., object]]]:
+        """A lifecycle hook of the plugins that act in this run."""
+        return self._plugins.observers(hook, self.config, self._presets)
 
     def _resumption(
         self, folder: RunFolder, store: CheckpointStore, state: RunState | None
@@ -291,7 +297,7 @@ class RunSession:
             earlier, warnings = self._go_on(state)
             if earlier is not None:
                 return earlier
-        self.events = EventBus(trackers, self._plugins)
+        self.events = EventBus(trackers, self._hooks)
         self.watchdog = Watchdog(self.events.event, threshold=WATCHDOG_SECONDS)
         self.events.listeners.append(self.watchdog.heard)
         self.events.observers.waiting = self.watchdog.waiting

@@ -157,10 +157,10 @@ class Stage:
     async def service(self, section: str) -> Service:
         return await self._parts.section(section)
 
-    async def score(self, episodes: Sequence[Episode]) -> None:
+    async def score(self, episodes: Sequence[Episode], *, held_out: bool = False) -> None:
         await self._parts.score(episodes)
         for episode in episodes:
-            self._session.events.episode(episode)
+            self._session.events.episode(episode, held_out=held_out)
 
     # Weights.
 

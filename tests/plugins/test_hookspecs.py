@@ -129,7 +129,7 @@ CALLS: dict[str, tuple[dict[str, Any], type[Exception] | None, str]] = {
         None,
         "runs/x\n",
     ),
-    "forge_episode_finished": ({"episode": EPISODE}, None, ""),
+    "forge_episode_finished": ({"episode": EPISODE, "held_out": False}, None, ""),
     "forge_step_finished": ({"record": RECORD}, RunFailed, ""),
     "forge_checkpoint_saved": ({"folder": Path("step_4"), "step": 4}, None, "4 step_4\n"),
     "forge_run_finished": ({"summary": SUMMARY}, None, "finished\n"),

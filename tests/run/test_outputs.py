@@ -137,7 +137,7 @@ def _course(
 ) -> Any:
     """A made-up run, told to trackers; returns its event bus."""
     named = {f"t{index}": tracker for index, tracker in enumerate(trackers)}
-    bus = EventBus(named, PluginManager(plugins, discover=False))
+    bus = EventBus(named, PluginManager(plugins, discover=False).implementations)
     bus.start(RunInfo(name="x", folder=tmp_path, stages=()))
     episode = Episode(Task("t", "1+1="), turns=[])
     for number in range(1, steps + 1):
@@ -261,7 +261,7 @@ def test_a_hook_that_does_not_return_is_named() -> None:
             time.sleep(0.5)
 
     messages: list[str] = []
-    bus = EventBus({}, PluginManager([Slow()], discover=False))
+    bus = EventBus({}, PluginManager([Slow()], discover=False).implementations)
     with Watchdog(lambda kind, message, data: messages.append(message), threshold=0.1) as watchdog:
         bus.observers.waiting = watchdog.waiting
         bus.step(_step(1), [])

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from forge_core import Component, Forge, Settings, hookimpl
+from forge_core import Forge, RewardComponent, Settings, hookimpl
 
 PARTS = ("generate", "reward", "wait", "train", "publish")
 """Of a step; sampling ahead has `wait` (for the step's groups) in place of the first two."""
@@ -34,7 +34,7 @@ class Sevens:
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield Component(
+        yield RewardComponent(
             name="sevens",
             settings=Settings,
             build=lambda settings, context: sevens,

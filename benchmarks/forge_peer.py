@@ -15,7 +15,16 @@ from typing import Any
 from peer import Arguments, Timing, parse_arguments, print_result
 from workloads import CLIP_EPSILON, MAX_GRAD_NORM, SEED, WORKLOADS, Grpo, Sft, reward
 
-from forge_core import Component, Episode, Forge, RewardSample, Settings, Task, hookimpl
+from forge_core import (
+    DatasetComponent,
+    Episode,
+    Forge,
+    RewardComponent,
+    RewardSample,
+    Settings,
+    Task,
+    hookimpl,
+)
 
 
 class NoSettings(Settings):
@@ -33,8 +42,8 @@ class Benchmark:
         self._step_lengths: list[int] = []
 
     @hookimpl
-    def forge_datasets(self) -> Iterable[Component[Any]]:
-        yield Component(
+    def forge_datasets(self) -> Iterable[DatasetComponent]:
+        yield DatasetComponent(
             name="workload",
             settings=NoSettings,
             build=lambda settings, context: self.tasks,
@@ -42,8 +51,8 @@ class Benchmark:
         )
 
     @hookimpl
-    def forge_rewards(self) -> Iterable[Component[Any]]:
-        yield Component(
+    def forge_rewards(self) -> Iterable[RewardComponent]:
+        yield RewardComponent(
             name="vowels",
             settings=NoSettings,
             build=lambda settings, context: vowels,

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-    from forge_core.contracts.component import (
-        BuildContext,
-        Command,
-        Component,
-        Limits,
-        Location,
-        ModelMaker,
-        Placement,
-        Preset,
-        Section,
-        Selection,
-    )
+    from forge_core.contracts.component import Component
     from forge_core.contracts.config import (
         Provenance,
         RewardPart,
@@ -29,6 +18,8 @@ if TYPE_CHECKING:
         SectionConfig,
         StageConfig,
     )
+    from forge_core.contracts.context import BuildContext, Placement
+    from forge_core.contracts.contributions import Command, ModelMaker, Preset, Section
     from forge_core.contracts.errors import (
         ConfigError,
         DataError,
@@ -48,6 +39,23 @@ if TYPE_CHECKING:
         WeightMismatch,
         WeightsNotFinite,
         WriterLost,
+    )
+    from forge_core.contracts.families import (
+        Cautions,
+        CheckTasks,
+        DatasetComponent,
+        EnvironmentComponent,
+        GeneratorComponent,
+        Location,
+        LossComponent,
+        Reach,
+        RecipeComponent,
+        RewardComponent,
+        RuntimeComponent,
+        TokenLimit,
+        TrackerComponent,
+        TrainerComponent,
+        TransportComponent,
     )
     from forge_core.contracts.health import (
         Finding,
@@ -122,6 +130,7 @@ if TYPE_CHECKING:
     from forge_core.contracts.seeding import (
         derive_seed,
     )
+    from forge_core.contracts.selection import Selection
     from forge_core.contracts.services import (
         ReplicaSpec,
         RoutingName,
@@ -158,6 +167,8 @@ __all__ = [
     "ArchitectureFields",
     "BatchReward",
     "BuildContext",
+    "Cautions",
+    "CheckTasks",
     "Checkpointing",
     "CheckpointingSection",
     "Command",
@@ -167,9 +178,11 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Dataset",
+    "DatasetComponent",
     "DatasetKeys",
     "DistributedSection",
     "Environment",
+    "EnvironmentComponent",
     "EnvironmentKeys",
     "Episode",
     "EpisodeFailed",
@@ -183,14 +196,15 @@ __all__ = [
     "Forge",
     "ForgeError",
     "Generator",
+    "GeneratorComponent",
     "Group",
     "GroupReward",
     "Interaction",
     "Interrupted",
-    "Limits",
     "Location",
     "Loss",
     "LossBatch",
+    "LossComponent",
     "LossOutput",
     "Memory",
     "Message",
@@ -207,7 +221,9 @@ __all__ = [
     "Prompt",
     "PromptRefused",
     "Provenance",
+    "Reach",
     "Recipe",
+    "RecipeComponent",
     "RecipeContext",
     "ReferenceKeys",
     "ReplayBufferSection",
@@ -216,6 +232,7 @@ __all__ = [
     "ReplicaSpec",
     "ReplicatedKeys",
     "Reward",
+    "RewardComponent",
     "RewardKeys",
     "RewardPart",
     "RewardResult",
@@ -230,6 +247,7 @@ __all__ = [
     "RunInterrupted",
     "RunStopped",
     "Runtime",
+    "RuntimeComponent",
     "Sampling",
     "SamplingSection",
     "Section",
@@ -248,11 +266,15 @@ __all__ = [
     "StreamingGenerator",
     "Summary",
     "Task",
+    "TokenLimit",
     "Tracker",
+    "TrackerComponent",
     "TrainSequence",
     "Trainer",
+    "TrainerComponent",
     "TrainingSection",
     "Transport",
+    "TransportComponent",
     "Turn",
     "UsageError",
     "WeightManifest",
@@ -279,6 +301,10 @@ _MODULES = (
     "contracts.hookspecs",
     "contracts.settings",
     "contracts.component",
+    "contracts.contributions",
+    "contracts.context",
+    "contracts.families",
+    "contracts.selection",
     "contracts.services",
     "contracts.sections",
     "contracts.protocols",

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from forge_core.contracts.blame import title
-from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import PluginError, RunFailed
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import (
     Completion,
     Sampling,

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_core.command import COMMANDS
-from forge_core.contracts.component import Command, Component
+from forge_core.contracts.contributions import Command
+from forge_core.contracts.families import RuntimeComponent, TrackerComponent
 from forge_core.contracts.hookspecs import hookimpl
-from forge_core.contracts.protocols import Runtime, Tracker
 
 
 @hookimpl
-def forge_runtimes() -> Iterable[Component[Runtime]]:
+def forge_runtimes() -> Iterable[RuntimeComponent]:
     from forge_core.runtimes.components import LOCAL
 
     yield LOCAL
 
 
 @hookimpl
-def forge_trackers() -> Iterable[Component[Tracker]]:
+def forge_trackers() -> Iterable[TrackerComponent]:
     from forge_core.trackers.components import JSONL
 
     yield JSONL

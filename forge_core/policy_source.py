@@ -17,9 +17,10 @@ from forge_core.config.resolve import resolve
 from forge_core.config.sources import ENVIRONMENT_PREFIX
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
-from forge_core.contracts.component import BuildContext, Selection
 from forge_core.contracts.config import RunConfig, StageConfig
+from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import UsageError
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import Sampling
 from forge_core.models.manifest import verify_model
 from forge_core.run.checkpoint import CheckpointStore

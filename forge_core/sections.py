@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forge_core.contracts.component import Section
+from forge_core.contracts.contributions import Section
 from forge_core.contracts.sections import (
     CheckpointingSection,
     DatasetKeys,

@@ -16,7 +16,7 @@ from forge_core.plugins.models import model_makers
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
-    from forge_core.contracts.component import ModelMaker
+    from forge_core.contracts.contributions import ModelMaker
 
 
 @click.command()

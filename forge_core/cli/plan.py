@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from forge_core.app import Forge
-    from forge_core.contracts.component import Placement
+    from forge_core.contracts.context import Placement
     from forge_core.run.estimate import Held, Longest, StageEstimate
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}

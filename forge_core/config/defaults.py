@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forge_core.contracts.families import TransportComponent
 from forge_core.sections import COMPONENT_MAPS, COMPONENT_SECTIONS
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Component
     from forge_core.plugins.catalog import Catalog
 
 
@@ -28,7 +28,9 @@ def component_defaults(catalog: Catalog) -> dict[str, Any]:
     return found
 
 
-def default_transport(catalog: Catalog, *, together: bool, on_cuda: bool) -> Component[Any] | None:
+def default_transport(
+    catalog: Catalog, *, together: bool, on_cuda: bool
+) -> TransportComponent | None:
     """The default transport with the narrowest reach that its ends are in.
 
     Args:
@@ -37,6 +39,7 @@ def default_transport(catalog: Catalog, *, together: bool, on_cuda: bool) -> Com
         on_cuda: both are on CUDA devices of this host.
     """
     for transport in catalog.defaults("transport"):
-        if (together or not transport.one_process) and (on_cuda or not transport.cuda_only):
+        assert isinstance(transport, TransportComponent)
+        if (together or transport.reach != "process") and (on_cuda or not transport.cuda_only):
             return transport
     return None

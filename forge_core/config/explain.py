@@ -21,8 +21,8 @@ from forge_core.sections import (
 )
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.config import RunConfig, StageConfig
+    from forge_core.contracts.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from forge_core.config.defaults import default_transport
 from forge_core.config.precedence import component_name
 from forge_core.config.tree import Node, Table, plain
-from forge_core.contracts.component import Location, Placement
+from forge_core.contracts.context import Placement
 from forge_core.contracts.errors import PluginError
+from forge_core.contracts.families import GeneratorComponent, Location, TrainerComponent
 from forge_core.contracts.sections import PlacementKeys
 from forge_core.sections import KERNEL_KEYS
 
@@ -79,7 +80,10 @@ def _end(catalog: Catalog, section: str, node: Table) -> _End:
     location = Location()
     with suppress(PluginError, ValidationError):
         component = catalog.get(section, component_name(node) or "")
-        if component.location is not None:
+        if (
+            isinstance(component, GeneratorComponent | TrainerComponent)
+            and component.location is not None
+        ):
             kernel = KERNEL_KEYS[section].model_fields
             own = {key: value for key, value in values.items() if key not in {"use", *kernel}}
             location = component.location(component.settings.model_validate(own))

@@ -14,8 +14,8 @@ from forge_core.config.precedence import component_name
 from forge_core.config.problems import translate
 from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain
 from forge_core.config.yaml_source import shortened
-from forge_core.contracts.component import Selection
 from forge_core.contracts.errors import PluginError
+from forge_core.contracts.selection import Selection
 from forge_core.sections import COMPONENT_MAPS
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from forge_core.config.parse import SectionParser
 from forge_core.config.precedence import merged_sections, stage_names
 from forge_core.config.sources import Arguments, Code, Defaults, Environment, Layers, Request
 from forge_core.config.tree import Node, Origin, leaves, merge, plain
-from forge_core.contracts.component import Placement
 from forge_core.contracts.config import RewardPart, RunConfig, SectionConfig, StageConfig
+from forge_core.contracts.context import Placement
 from forge_core.contracts.errors import ConfigError
 from forge_core.contracts.sections import (
     ArchitectureFields,
@@ -42,7 +42,7 @@ from forge_core.contracts.services import ServiceOptions
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from forge_core.contracts.component import Section
+    from forge_core.contracts.contributions import Section
     from forge_core.plugins.catalog import Catalog
     from forge_core.sections import Sections
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core.contracts.errors import Escaped, ForgeError, Interrupted, PluginError
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
+    from forge_core.contracts.selection import Selection
 
 
 def title(selection: Selection[Any]) -> str:

@@ -11,7 +11,7 @@ from forge_core.contracts.blame import title
 from forge_core.contracts.errors import PluginError
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
+    from forge_core.contracts.selection import Selection
 
 METHODS: Mapping[str, Sequence[str]] = {
     "recipe": ("plan", "run"),

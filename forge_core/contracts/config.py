@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from forge_core.contracts.blame import blaming
-from forge_core.contracts.component import BuildContext, Placement, Selection
+from forge_core.contracts.context import BuildContext, Placement
 from forge_core.contracts.seeding import derive_seed
+from forge_core.contracts.selection import Selection
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Section
+    from forge_core.contracts.contributions import Section
     from forge_core.contracts.protocols import (
         AnyReward,
         Dataset,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         SamplingSection,
         TrainingSection,
     )
+    from forge_core.contracts.selection import Selection
     from forge_core.contracts.services import ServiceOptions
 
 

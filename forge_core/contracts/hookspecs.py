@@ -13,21 +13,21 @@ import pluggy
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge_core.contracts.component import Command, Component, ModelMaker, Preset, Section
     from forge_core.contracts.config import RunConfig
-    from forge_core.contracts.health import Finding
-    from forge_core.contracts.protocols import (
-        AnyReward,
-        Dataset,
-        Environment,
-        Generator,
-        Loss,
-        Recipe,
-        Runtime,
-        Tracker,
-        Trainer,
-        Transport,
+    from forge_core.contracts.contributions import Command, ModelMaker, Preset, Section
+    from forge_core.contracts.families import (
+        DatasetComponent,
+        EnvironmentComponent,
+        GeneratorComponent,
+        LossComponent,
+        RecipeComponent,
+        RewardComponent,
+        RuntimeComponent,
+        TrackerComponent,
+        TrainerComponent,
+        TransportComponent,
     )
+    from forge_core.contracts.health import Finding
     from forge_core.contracts.records import RunInfo, StepRecord, Summary
     from forge_core.contracts.types import Episode
 
@@ -37,15 +37,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def forge_generators() -> Iterable[Component[Generator]]:  # type: ignore[empty-body]
+def forge_generators() -> Iterable[GeneratorComponent]:  # type: ignore[empty-body]
     """Contribute generators: engines that sample completions.
 
-    Called once when an app is made. Yield one ``Component`` for each; import nothing heavy here,
-    ``build`` is the place for that.
+    Called once when an app is made. Yield one ``GeneratorComponent`` for each; import nothing
+    heavy here, ``build`` is the place for that.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import GeneratorComponent, Settings, hookimpl
 
         class EchoSettings(Settings):
             times: int = 1
@@ -55,21 +55,21 @@ def forge_generators() -> Iterable[Component[Generator]]:  # type: ignore[empty-
 
         @hookimpl
         def forge_generators():
-            yield Component(
+            yield GeneratorComponent(
                 name="echo", settings=EchoSettings, build=build_echo, summary="repeats the prompt"
             )
     """
 
 
 @hookspec
-def forge_trainers() -> Iterable[Component[Trainer]]:  # type: ignore[empty-body]
+def forge_trainers() -> Iterable[TrainerComponent]:  # type: ignore[empty-body]
     """Contribute trainers: holders of weights and optimizer.
 
     Called once when an app is made. See ``forge_core.Trainer`` for what is built.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import Settings, TrainerComponent, hookimpl
 
         class MySettings(Settings):
             fused: bool = True
@@ -80,19 +80,21 @@ def forge_trainers() -> Iterable[Component[Trainer]]:  # type: ignore[empty-body
 
         @hookimpl
         def forge_trainers():
-            yield Component(name="mine", settings=MySettings, build=build_mine, summary="mine")
+            yield TrainerComponent(
+                name="mine", settings=MySettings, build=build_mine, summary="mine"
+            )
     """
 
 
 @hookspec
-def forge_losses() -> Iterable[Component[Loss]]:  # type: ignore[empty-body]
+def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
     """Contribute losses: functions of logprobs that return a sum and a count.
 
     Called once when an app is made.
 
     .. code-block:: python
 
-        from forge_core import Component, LossOutput, Settings, hookimpl
+        from forge_core import LossComponent, LossOutput, Settings, hookimpl
 
         class MineSettings(Settings):
             pass
@@ -109,7 +111,7 @@ def forge_losses() -> Iterable[Component[Loss]]:  # type: ignore[empty-body]
 
         @hookimpl
         def forge_losses():
-            yield Component(
+            yield LossComponent(
                 name="mine",
                 settings=MineSettings,
                 build=build_mine,
@@ -119,14 +121,14 @@ def forge_losses() -> Iterable[Component[Loss]]:  # type: ignore[empty-body]
 
 
 @hookspec
-def forge_rewards() -> Iterable[Component[AnyReward]]:  # type: ignore[empty-body]
+def forge_rewards() -> Iterable[RewardComponent]:  # type: ignore[empty-body]
     """Contribute rewards: pure functions of a sample, run under a deadline in other processes.
 
     Called once when an app is made; what it yields travels to the reward processes pickled.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import RewardComponent, Settings, hookimpl
 
         class ShortSettings(Settings):
             limit: int = 20
@@ -143,21 +145,21 @@ def forge_rewards() -> Iterable[Component[AnyReward]]:  # type: ignore[empty-bod
 
         @hookimpl
         def forge_rewards():
-            yield Component(
+            yield RewardComponent(
                 name="short", settings=ShortSettings, build=build_short, summary="1 if short"
             )
     """
 
 
 @hookspec
-def forge_environments() -> Iterable[Component[Environment]]:  # type: ignore[empty-body]
+def forge_environments() -> Iterable[EnvironmentComponent]:  # type: ignore[empty-body]
     """Contribute environments: what turns a task into a conversation with the policy.
 
     Called once when an app is made.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import EnvironmentComponent, Settings, hookimpl
 
         class OnceSettings(Settings):
             pass
@@ -180,21 +182,21 @@ def forge_environments() -> Iterable[Component[Environment]]:  # type: ignore[em
 
         @hookimpl
         def forge_environments():
-            yield Component(
+            yield EnvironmentComponent(
                 name="once", settings=OnceSettings, build=build_once, summary="one completion"
             )
     """
 
 
 @hookspec
-def forge_transports() -> Iterable[Component[Transport]]:  # type: ignore[empty-body]
+def forge_transports() -> Iterable[TransportComponent]:  # type: ignore[empty-body]
     """Contribute transports: ways for weights to travel from the trainer to generators.
 
     Called once when an app is made. See ``forge_core.Transport``.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import Settings, TransportComponent, hookimpl
 
         class DiskSettings(Settings):
             folder: str = "/tmp/weights"
@@ -204,21 +206,25 @@ def forge_transports() -> Iterable[Component[Transport]]:  # type: ignore[empty-
 
         @hookimpl
         def forge_transports():
-            yield Component(
-                name="disk", settings=DiskSettings, build=build_disk, summary="files in a folder"
+            yield TransportComponent(
+                name="disk",
+                settings=DiskSettings,
+                build=build_disk,
+                summary="files in a folder",
+                reach="host",
             )
     """
 
 
 @hookspec
-def forge_recipes() -> Iterable[Component[Recipe]]:  # type: ignore[empty-body]
+def forge_recipes() -> Iterable[RecipeComponent]:  # type: ignore[empty-body]
     """Contribute recipes: what drives a stage of a run.
 
     Called once when an app is made.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import RecipeComponent, Settings, hookimpl
 
         class CountSettings(Settings):
             pass
@@ -239,21 +245,21 @@ def forge_recipes() -> Iterable[Component[Recipe]]:  # type: ignore[empty-body]
 
         @hookimpl
         def forge_recipes():
-            yield Component(
+            yield RecipeComponent(
                 name="count", settings=CountSettings, build=build_count, summary="counts to three"
             )
     """
 
 
 @hookspec
-def forge_runtimes() -> Iterable[Component[Runtime]]:  # type: ignore[empty-body]
+def forge_runtimes() -> Iterable[RuntimeComponent]:  # type: ignore[empty-body]
     """Contribute runtimes: places where replicas live.
 
     Called once when an app is made. See ``forge_core.Runtime``.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import RuntimeComponent, Settings, hookimpl
 
         class ClusterSettings(Settings):
             hosts: int = 1
@@ -263,21 +269,21 @@ def forge_runtimes() -> Iterable[Component[Runtime]]:  # type: ignore[empty-body
 
         @hookimpl
         def forge_runtimes():
-            yield Component(
+            yield RuntimeComponent(
                 name="cluster", settings=ClusterSettings, build=build_cluster, summary="my cluster"
             )
     """
 
 
 @hookspec
-def forge_trackers() -> Iterable[Component[Tracker]]:  # type: ignore[empty-body]
+def forge_trackers() -> Iterable[TrackerComponent]:  # type: ignore[empty-body]
     """Contribute trackers: listeners to steps, events, episodes and the end of a run.
 
     Called once when an app is made. See ``forge_core.Tracker``.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import Settings, TrackerComponent, hookimpl
 
         class PrintSettings(Settings):
             every: int = 1
@@ -287,21 +293,21 @@ def forge_trackers() -> Iterable[Component[Tracker]]:  # type: ignore[empty-body
 
         @hookimpl
         def forge_trackers():
-            yield Component(
+            yield TrackerComponent(
                 name="print", settings=PrintSettings, build=build_print, summary="prints steps"
             )
     """
 
 
 @hookspec
-def forge_datasets() -> Iterable[Component[Dataset]]:  # type: ignore[empty-body]
+def forge_datasets() -> Iterable[DatasetComponent]:  # type: ignore[empty-body]
     """Contribute datasets: indexable sets of tasks.
 
     Called once when an app is made. Any object with ``__len__`` and ``__getitem__`` will do.
 
     .. code-block:: python
 
-        from forge_core import Component, Settings, Task, hookimpl
+        from forge_core import DatasetComponent, Settings, Task, hookimpl
 
         class SquaresSettings(Settings):
             size: int = 100
@@ -311,7 +317,7 @@ def forge_datasets() -> Iterable[Component[Dataset]]:  # type: ignore[empty-body
 
         @hookimpl
         def forge_datasets():
-            yield Component(
+            yield DatasetComponent(
                 name="squares", settings=SquaresSettings, build=build_squares, summary="squares"
             )
     """

@@ -13,8 +13,8 @@ from forge_core.contracts.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.contracts.component import BuildContext
     from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Dataset, Environment, Loss
     from forge_core.contracts.sections import TrainingSection
     from forge_core.contracts.step import Step

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forge_core.contracts.component import BuildContext, Placement, Selection
+from forge_core.contracts.context import BuildContext, Placement
+from forge_core.contracts.selection import Selection
 
 RoutingName = Literal["least_loaded", "round_robin", "sticky", "prefix"]
 

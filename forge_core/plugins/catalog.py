@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from forge_core.contracts.component import Command, Component, Preset
+from forge_core.contracts.component import Component
+from forge_core.contracts.contributions import Command, Preset
 from forge_core.contracts.errors import PluginError
+from forge_core.contracts.families import REACHES, TransportComponent
 from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry
 from forge_core.sections import COMPONENT_MAPS, Sections
 
@@ -113,10 +115,11 @@ class Catalog:
         claims = [entry for entry in self._components.get(family, ()) if entry.component.default]
         if family in COMPONENT_MAPS.values():
             return [[entry] for entry in claims]
-        groups: dict[tuple[bool, ...], list[Entry]] = {}
+        groups: dict[tuple[int, bool], list[Entry]] = {}
         for entry in claims:
-            of = entry.component
-            reach = (not of.one_process, not of.cuda_only, not of.one_host)
+            of, reach = entry.component, (0, False)
+            if isinstance(of, TransportComponent):
+                reach = (REACHES.index(of.reach), not of.cuda_only)
             groups.setdefault(reach, []).append(entry)
         return [group for _, group in sorted(groups.items())]
 

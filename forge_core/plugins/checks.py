@@ -12,7 +12,9 @@ from typing import Any
 import pluggy
 from pydantic import BaseModel
 
-from forge_core.contracts.component import Command, Component, Preset, Section
+from forge_core.contracts.component import Component
+from forge_core.contracts.contributions import Command, Preset, Section
+from forge_core.contracts.families import COMPONENT_TYPES, REACHES, TransportComponent
 from forge_core.plugins.secrets import secret_setting
 from forge_core.sections import Sections
 
@@ -121,8 +123,10 @@ def check_component(
     Raises:
         UnfitError: names the hook, the component and the rule.
     """
-    if not isinstance(item, Component):
-        raise UnfitError(f"{hook} yielded {_article(item)}, not a Component")
+    expected = COMPONENT_TYPES.get(family, Component)
+    if not isinstance(item, expected):
+        named = f" ({item.name!r})" if isinstance(item, Component) else ""
+        raise UnfitError(f"{hook} yielded {_article(item)}{named}, not {_an(expected.__name__)}")
     where = f"{hook}: component {item.name!r}"
     if not isinstance(item.name, str) or not COMPONENT_NAME.fullmatch(item.name):
         raise UnfitError(f"{where}: names are lower case words joined by _")
@@ -139,6 +143,8 @@ def check_component(
             f"{where}: setting {reserved[0]!r} has the name of a key that every {family} has in "
             "a config; rename it"
         )
+    if isinstance(item, TransportComponent) and item.reach not in REACHES:
+        raise UnfitError(f"{where}: reach is {item.reach!r}; it can be: {', '.join(REACHES)}")
     if item.default and family == "reward":
         raise UnfitError(f"{where}: a reward cannot be a default; a preset can have it")
     if secret := secret_setting(item.settings):
@@ -242,5 +248,8 @@ def check_command(hook: str, item: object, taken: Collection[str]) -> Command:
 def _article(item: object) -> str:
     if item is None:
         return "None"
-    kind = type(item).__name__
+    return _an(type(item).__name__)
+
+
+def _an(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiouAEIOU" else f"a {kind}"

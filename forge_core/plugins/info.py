@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forge_core.contracts.component import Command, Component, Preset
+from forge_core.contracts.component import Component
+from forge_core.contracts.contributions import Command, Preset
 
 Status = Literal["ok", "broken", "refused", "blocked"]
 

@@ -20,7 +20,8 @@ from packaging.utils import canonicalize_name
 from forge_core import builtin
 from forge_core.contracts import hookspecs
 from forge_core.contracts.blame import contained, described
-from forge_core.contracts.component import Command, Component, Preset, Section
+from forge_core.contracts.component import Component
+from forge_core.contracts.contributions import Command, Preset, Section
 from forge_core.contracts.errors import PluginError
 from forge_core.contracts.hookspecs import FAMILY_HOOKS, PROJECT, hookspec
 from forge_core.plugins.catalog import Catalog

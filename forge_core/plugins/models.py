@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.component import ModelMaker
+from forge_core.contracts.contributions import ModelMaker
 from forge_core.contracts.errors import PluginError
 
 if TYPE_CHECKING:

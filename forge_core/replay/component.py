@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from forge_core.contracts.component import BuildContext, Component, Selection
+from forge_core.contracts.component import Component
+from forge_core.contracts.context import BuildContext
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.settings import Settings
 from forge_core.replay.buffer import ReplayBuffer
 

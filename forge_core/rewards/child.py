@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.contracts.built import Takes, is_async, reward_takes
-from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import ForgeError, RunFailed
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import RewardResult, RewardSample
 from forge_core.processes.frames import dumps
 from forge_core.processes.supervision import divide, take_over_stdin

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Self
 
-from forge_core.contracts.component import Placement
+from forge_core.contracts.context import Placement
 from forge_core.contracts.sections import RewardWorkersSection
 from forge_core.processes.memory import host_memory
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.contracts.built import Takes
-from forge_core.contracts.component import BuildContext, Placement
+from forge_core.contracts.context import BuildContext, Placement
 from forge_core.contracts.errors import RunFailed, UsageError
 from forge_core.contracts.protocols import Runtime
 from forge_core.contracts.services import ServiceOptions

@@ -12,8 +12,10 @@ from pathlib import Path
 from pydantic import Field
 
 from forge_core.contracts.built import Takes
-from forge_core.contracts.component import BuildContext, Component, Selection
+from forge_core.contracts.component import Component
+from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import RunFailed
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.settings import Settings
 from forge_core.processes.frames import dumps
 from forge_core.processes.logs import tail

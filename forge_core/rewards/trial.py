@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forge_core.contracts.component import BuildContext, Selection
+from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import RunFailed
-from forge_core.contracts.protocols import Reward
+from forge_core.contracts.protocols import AnyReward
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import RewardSample
 from forge_core.processes.frames import dumps
 from forge_core.rewards.frames import pack
@@ -15,7 +16,7 @@ from forge_core.rewards.process import Attempt, Limits, ProcessLost, Result, Rew
 
 
 def try_reward(
-    selection: Selection[Reward],
+    selection: Selection[AnyReward],
     context: BuildContext,
     samples: Sequence[RewardSample],
     *,

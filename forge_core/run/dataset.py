@@ -14,9 +14,9 @@ from forge_core.contracts.types import Task
 from forge_core.deadline import call_within
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.protocols import Dataset
     from forge_core.contracts.sections import DatasetKeys
+    from forge_core.contracts.selection import Selection
 
 HOPELESS = 10
 """Items in a row that cannot be read, after which the run fails."""

@@ -14,9 +14,9 @@ from forge_core.contracts.types import Episode, Prompt, Task
 from forge_core.deadline import await_within, call_within
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.protocols import Environment, Interaction
     from forge_core.contracts.sections import EnvironmentKeys
+    from forge_core.contracts.selection import Selection
     from forge_core.watchdog import EventSink
 
 HOPELESS = 32

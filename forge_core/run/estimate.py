@@ -12,9 +12,10 @@ from forge_core.run.preflight import check_components, check_reference, check_sa
 from forge_core.run.unused import check_evaluation
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Placement, Selection
     from forge_core.contracts.config import RunConfig, StageConfig
+    from forge_core.contracts.context import Placement
     from forge_core.contracts.protocols import Trainer
+    from forge_core.contracts.selection import Selection
 
 
 PASS_TOKENS = 1024
@@ -128,7 +129,7 @@ def _stage(stage: StageConfig) -> StageEstimate:
         longest=longest,
         memory=memory,
         sampled=sampled,
-        staleness=stage.recipe.limits.staleness,
+        staleness=stage.recipe.max_staleness,
     )
 
 
@@ -147,9 +148,9 @@ def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest
     A config does not say how long its prompts and rows are. What was sampled is prompt and
     completion together, and these fit into the sampler's window.
     """
-    limits = [stage.recipe.limits]
+    limits = [stage.recipe.max_tokens]
     if sampled and stage.generator is not None:
-        limits.append(stage.generator.limits)
+        limits.append(stage.generator.max_tokens)
     known = [(limit.tokens, limit.key) for limit in limits if limit.tokens is not None]
     tokens, key = min(known, default=(shape.window, ""))
     if known and tokens <= shape.window:
@@ -175,18 +176,16 @@ def _memory(stage: StageConfig, section: str, longest: Longest | None, **work: b
     selection: Selection[Trainer] | None = getattr(stage, section)
     if selection is None:
         return "no trainer is installed"
-    if selection.component.memory is None:
+    if not selection.tells_memory:
         return f"trainer {selection.name} does not tell it"
     shape = model_shape(stage.model)
     if shape is None or longest is None:
         return _unknown(stage)
     context = replace(stage.early_context(), world_size=stage.placements()[section].procs)
-    tell, settings = selection.component.memory, selection.settings
 
     def held(tokens: int, sequence: int) -> Memory:
         workload = Workload(shape=shape, tokens=tokens, longest=sequence, **work)
-        with blaming(selection, "memory"):
-            return tell(settings, context, workload)
+        return selection.memory(context, workload)
 
     whole = (stage.training.batch_size or 1) * longest.tokens
     if longest.bounded:

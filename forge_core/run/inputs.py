@@ -17,9 +17,10 @@ from forge_core.run.environment import GuardedEnvironment
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.contracts.component import BuildContext, Selection
     from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Loss
+    from forge_core.contracts.selection import Selection
     from forge_core.run.dataset import GuardedDataset
     from forge_core.run.session import RunSession
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_core.contracts.component import Placement
+from forge_core.contracts.context import Placement
 from forge_core.contracts.errors import UsageError
 from forge_core.contracts.services import ServiceOptions
 from forge_core.contracts.types import Episode, TrainSequence
@@ -23,9 +23,10 @@ from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import BuildContext, Selection
     from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Runtime
+    from forge_core.contracts.selection import Selection
     from forge_core.rewards.pool import RewardPool
     from forge_core.run.session import RunSession
 
@@ -108,7 +109,7 @@ class Parts:
     async def open_addresses(self) -> None:
         """Let programs outside the run reach the generators, where those serve."""
         generator = self._config.generator
-        if generator is not None and generator.component.serves:
+        if generator is not None and generator.serves:
             await self._addresses.open(self.running["generator"])
 
     async def _reference(self) -> Service:

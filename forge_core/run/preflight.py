@@ -10,9 +10,10 @@ from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Component, Selection
     from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.families import TransportComponent
     from forge_core.contracts.protocols import Loss, Recipe, Runtime
+    from forge_core.contracts.selection import Selection
 
 
 def check_components(stage: StageConfig) -> None:
@@ -54,7 +55,7 @@ def check_runtime(stage: StageConfig, runtime: Selection[Runtime]) -> None:
     runtime.check(replace(stage.early_context(), services=stage.placements()))
 
 
-def check_transport(stage: StageConfig, runtime: str, wider: Component[Any] | None) -> None:
+def check_transport(stage: StageConfig, runtime: str, wider: TransportComponent | None) -> None:
     """Both ends of the transport can reach each other.
 
     Args:
@@ -66,7 +67,7 @@ def check_transport(stage: StageConfig, runtime: str, wider: Component[Any] | No
         UsageError: the transport works within one process, and an end lives in another.
     """
     transport = stage.transport
-    if transport is None or not transport.component.one_process:
+    if transport is None or transport.reach != "process":
         return
     ends = (("generator", stage.generator_placement), ("trainer", stage.trainer_placement))
     away = [
@@ -84,7 +85,7 @@ def check_transport(stage: StageConfig, runtime: str, wider: Component[Any] | No
         away = ["runtime.use", *away]
     if away:
         instead = "a transport between processes" if wider is None else f"--transport {wider.name}"
-        where = " on one host" if wider is not None and wider.one_host else ""
+        where = " on one host" if wider is not None and wider.reach == "host" else ""
         raise UsageError(
             f"transport.use: transport {transport.name!r} works within one process, and "
             f"{' and '.join(away)} put an end of it into another (stage {stage.name!r}); use "

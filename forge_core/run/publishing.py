@@ -10,8 +10,8 @@ from forge_core.contracts.errors import RunFailed
 from forge_core.services.weights import update_weights
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.protocols import Transport
+    from forge_core.contracts.selection import Selection
     from forge_core.contracts.types import WeightManifest
     from forge_core.services.service import Service
 

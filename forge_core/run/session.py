@@ -62,8 +62,8 @@ from forge_core.trackers.lines import METRICS, JsonLines
 from forge_core.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import BuildContext
     from forge_core.contracts.config import RunConfig, StageConfig
+    from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Dataset, Recipe, Runtime, Tracker, Transport
     from forge_core.contracts.types import Episode
     from forge_core.plugins.manager import PluginManager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import DataError
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.protocols import Dataset, Recipe
+    from forge_core.contracts.selection import Selection
 
 CHECKED_TASKS = 1000
 """Tasks at the beginning of a dataset that are checked: a dataset may take long to make each."""
@@ -43,16 +42,13 @@ def check_tasks(stage: StageConfig, recipe: Recipe, section: str, dataset: Datas
     checked = {
         key: selection
         for key, selection in chosen.items()
-        if selection is not None and selection.component.check_tasks is not None
+        if selection is not None and selection.checks_tasks
     }
     if not checked:
         return
     tasks = [dataset[index] for index in range(min(count, CHECKED_TASKS))]
     for key, selection in checked.items():
-        check = selection.component.check_tasks
-        assert check is not None
         try:
-            with blaming(selection, "check_tasks"):
-                check(selection.settings, stage.early_context(), tasks)
+            selection.check_tasks(stage.early_context(), tasks)
         except DataError as error:
             raise DataError(f"{section}: {error} ({key}, stage {stage.name!r})") from error

@@ -14,8 +14,8 @@ from forge_core.contracts.errors import UsageError
 from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
 
 if TYPE_CHECKING:
-    from forge_core.contracts.component import Selection
     from forge_core.contracts.config import Provenance, RunConfig, StageConfig
+    from forge_core.contracts.selection import Selection
 
 BY_ITSELF = ("default", "recipe ", "model preset ")
 """Layers that speak of sections whether a run uses them or not begin with one of these."""
@@ -157,7 +157,7 @@ def _is_set(key: str, value: Provenance, stage: StageConfig) -> bool:
         if selection is None:
             return True
         chosen = selection.component
-        return not chosen.default or (section == "transport" and not chosen.one_process)
+        return not chosen.default or (section == "transport" and selection.reach != "process")
     kernel = KERNEL_KEYS.get(section)
     if kernel is not None and rest.partition(".")[0] in kernel.model_fields:
         return bool(value.value != _default(kernel, rest))

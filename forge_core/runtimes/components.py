@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.component import BuildContext, Component
+from forge_core.contracts.context import BuildContext
+from forge_core.contracts.families import RuntimeComponent
 from forge_core.contracts.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check_local(settings: LocalSettings, context: BuildContext) -> None:
     check_devices("this host", devices_wanted(context.services), len(visible_devices()))
 
 
-LOCAL: Component[LocalRuntime] = Component(
+LOCAL = RuntimeComponent(
     name="local",
     settings=LocalSettings,
     build=build_local,

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.component import Component, Placement, Selection
+from forge_core.contracts.component import Component
+from forge_core.contracts.context import Placement
 from forge_core.contracts.errors import UsageError
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.services import ReplicaSpec
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from forge_core.answers import check_answer
-from forge_core.contracts.component import BuildContext, Placement, Selection
+from forge_core.contracts.context import BuildContext, Placement
 from forge_core.contracts.errors import FanoutError, ReplicaDied
 from forge_core.contracts.protocols import Runtime
+from forge_core.contracts.selection import Selection
 from forge_core.contracts.services import ReplicaSpec, ServiceOptions
 from forge_core.services.lives import Lives, RestartHook
 from forge_core.services.method import Method

@@ -15,7 +15,10 @@ from forge_core import (
     Selection,
     Settings,
     TrainingSection,
+    TransportComponent,
 )
+from forge_core.contracts.families import COMPONENT_TYPES
+from forge_core.contracts.hookspecs import FAMILY_HOOKS
 
 
 def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
@@ -41,5 +44,28 @@ def select(family: str, build: Callable[[Settings, BuildContext], Any]) -> Selec
         family: such as ``generator``.
         build: makes it.
     """
-    component = Component(name="conformance", settings=Settings, build=build, summary="for tests")
-    return Selection(family=family, component=component, settings=Settings())
+    return Selection(family=family, component=component(family, build), settings=Settings())
+
+
+def component(
+    family: str,
+    build: Callable[[Any, BuildContext], Any],
+    *,
+    name: str = "mine",
+    settings: type[Settings] = Settings,
+    **says: Any,
+) -> Any:
+    """A component of a family, of the family's own type.
+
+    Args:
+        family: such as ``generator``, or its hook: ``forge_generators``.
+        build: makes it.
+        name: what a config calls it.
+        settings: its settings.
+        says: what else it says of itself; a transport reaches everywhere unless it says so.
+    """
+    of_hook = {hook: family for family, hook in FAMILY_HOOKS.items()}
+    kind = COMPONENT_TYPES.get(of_hook.get(family, family), Component)
+    if kind is TransportComponent:
+        says = {"reach": "cluster", **says}
+    return kind(name=name, settings=settings, build=build, summary="for tests", **says)

@@ -13,7 +13,7 @@ _SLOW = '''
     import time
     import zlib
 
-    from forge_core import Component, Settings, hookimpl
+    from forge_core import RewardComponent, Settings, hookimpl
 
 
     def slow(sample):
@@ -27,7 +27,7 @@ _SLOW = '''
 
     @hookimpl
     def forge_rewards():
-        yield Component(name="slow", settings=Settings, build=build, summary="takes its time")
+        yield RewardComponent(name="slow", settings=Settings, build=build, summary="takes its time")
 '''
 
 

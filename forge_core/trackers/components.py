@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from forge_core.contracts.component import BuildContext, Component
+from forge_core.contracts.context import BuildContext
+from forge_core.contracts.families import TrackerComponent
 from forge_core.contracts.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def build_jsonl(settings: JsonlSettings, context: BuildContext) -> JsonlTracker:
     return JsonlTracker(settings.episodes)
 
 
-JSONL = Component(
+JSONL = TrackerComponent(
     name="jsonl",
     settings=JsonlSettings,
     build=build_jsonl,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_core import Component, Forge, hookimpl
+from forge_core import Forge, RewardComponent, hookimpl
+from forge_core.testing.context import component
 from forge_core.testing.runs import lines_of, write_config
 from tests.chaos.cases import PATIENCE, Area, Command, Outcome, Wrong, speaks_clearly
 from tests.chaos.subject import Digits, NoSettings, Subject, World, check_equal, subject_config
@@ -178,17 +179,18 @@ class Plugin(Subject):
     def __init__(self, family: str, plan: Plan) -> None:
         target = FAMILIES[family]
         if family == "reward":
-            inner: Any = Component(
+            inner: Any = RewardComponent(
                 name="digits", settings=NoSettings, build=lambda *_: Digits(), summary=""
             )
         else:
             inner = World.app.plugins.catalog.get(family, target.wraps)
-        made = Component(
+        says = {"reach": inner.reach} if family == "transport" else {}
+        made = component(
+            family,
+            functools.partial(build, plan, inner, target.methods),
             name="hostile",
             settings=inner.settings,
-            build=functools.partial(build, plan, inner, target.methods),
-            summary="for the campaign",
-            one_process=inner.one_process,
+            **says,
         )
         hook = "forge_losses" if family == "loss" else f"forge_{family}s"
 

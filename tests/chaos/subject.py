@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forge_core import Component, Forge, RunStopped, Settings, StepRecord, hookimpl
+from forge_core import Forge, RewardComponent, RunStopped, Settings, StepRecord, hookimpl
 from forge_core.testing.command import run_in_process
 from forge_core.testing.runs import lines_of, scores_of, small_config, untimed, write_config
 from tests.chaos.cases import Command, Outcome, Wrong
@@ -41,7 +41,7 @@ class Subject:
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield Component(
+        yield RewardComponent(
             name="digits", settings=NoSettings, build=build_digits, summary="for the campaign"
         )
 

@@ -9,8 +9,25 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import Field
 
-from forge_core import BuildContext, Component, Forge, Preset, RunConfig, Settings, hookimpl
+from forge_core import (
+    BuildContext,
+    DatasetComponent,
+    EnvironmentComponent,
+    Forge,
+    GeneratorComponent,
+    LossComponent,
+    Preset,
+    RecipeComponent,
+    RewardComponent,
+    RunConfig,
+    Settings,
+    TrackerComponent,
+    TrainerComponent,
+    TransportComponent,
+    hookimpl,
+)
 from forge_core.config.resolve import resolve
+from forge_core.contracts.families import COMPONENT_TYPES
 from forge_core.plugins.catalog import Catalog
 
 
@@ -99,9 +116,11 @@ def build(settings: Settings, context: BuildContext) -> Settings:
     return settings
 
 
-def component(name: str, settings: type[Settings], *, default: bool = False) -> Component[Any]:
+def component(family: str, name: str, settings: type[Settings], *, default: bool = False) -> Any:
+    kind = COMPONENT_TYPES[family]
+    says = {"reach": "process"} if family == "transport" else {}
     summary = f"the {name} one"
-    return Component(name=name, settings=settings, build=build, summary=summary, default=default)
+    return kind(name=name, settings=settings, build=build, summary=summary, default=default, **says)
 
 
 class World:
@@ -111,46 +130,46 @@ class World:
         self.presets = presets
 
     @hookimpl
-    def forge_generators(self) -> Iterator[Component[Any]]:
-        yield component("torch", TorchGenerator, default=True)
-        yield component("remote", RemoteGenerator)
+    def forge_generators(self) -> Iterator[GeneratorComponent]:
+        yield component("generator", "torch", TorchGenerator, default=True)
+        yield component("generator", "remote", RemoteGenerator)
 
     @hookimpl
-    def forge_trainers(self) -> Iterator[Component[Any]]:
-        yield component("torch", TorchTrainer, default=True)
-        yield component("sharded", ShardedTrainer)
+    def forge_trainers(self) -> Iterator[TrainerComponent]:
+        yield component("trainer", "torch", TorchTrainer, default=True)
+        yield component("trainer", "sharded", ShardedTrainer)
 
     @hookimpl
-    def forge_losses(self) -> Iterator[Component[Any]]:
-        yield component("cross_entropy", Nothing)
-        yield component("grpo", GrpoLoss)
-        yield component("ppo", PpoLoss)
+    def forge_losses(self) -> Iterator[LossComponent]:
+        yield component("loss", "cross_entropy", Nothing)
+        yield component("loss", "grpo", GrpoLoss)
+        yield component("loss", "ppo", PpoLoss)
 
     @hookimpl
-    def forge_rewards(self) -> Iterator[Component[Any]]:
-        yield component("exact_match", Exact)
-        yield component("math", Nothing)
+    def forge_rewards(self) -> Iterator[RewardComponent]:
+        yield component("reward", "exact_match", Exact)
+        yield component("reward", "math", Nothing)
 
     @hookimpl
-    def forge_environments(self) -> Iterator[Component[Any]]:
-        yield component("single_turn", Nothing, default=True)
+    def forge_environments(self) -> Iterator[EnvironmentComponent]:
+        yield component("environment", "single_turn", Nothing, default=True)
 
     @hookimpl
-    def forge_transports(self) -> Iterator[Component[Any]]:
-        yield component("memory", Nothing, default=True)
+    def forge_transports(self) -> Iterator[TransportComponent]:
+        yield component("transport", "memory", Nothing, default=True)
 
     @hookimpl
-    def forge_recipes(self) -> Iterator[Component[Any]]:
-        yield component("sft", Sft, default=True)
-        yield component("grpo", Grpo)
+    def forge_recipes(self) -> Iterator[RecipeComponent]:
+        yield component("recipe", "sft", Sft, default=True)
+        yield component("recipe", "grpo", Grpo)
 
     @hookimpl
-    def forge_datasets(self) -> Iterator[Component[Any]]:
-        yield component("lines", Lines)
+    def forge_datasets(self) -> Iterator[DatasetComponent]:
+        yield component("dataset", "lines", Lines)
 
     @hookimpl
-    def forge_trackers(self) -> Iterator[Component[Any]]:
-        yield component("console", Console, default=True)
+    def forge_trackers(self) -> Iterator[TrackerComponent]:
+        yield component("tracker", "console", Console, default=True)
 
     @hookimpl
     def forge_presets(self) -> Iterator[Preset]:

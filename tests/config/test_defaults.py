@@ -7,37 +7,50 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, ConfigError, Forge, PluginError, Section, Settings, hookimpl
+from forge_core import (
+    Component,
+    ConfigError,
+    Forge,
+    PluginError,
+    RecipeComponent,
+    RewardComponent,
+    Section,
+    TrackerComponent,
+    TrainerComponent,
+    TransportComponent,
+    hookimpl,
+)
 from forge_core.config.resolve import resolve
+from forge_core.testing.context import component
 
 
 def build(settings: object, context: object) -> object:
     return settings
 
 
-def one(name: str, **says: Any) -> Component[Any]:
-    return Component(name=name, settings=Settings, build=build, summary="", **says)
+def one(family: str, name: str, **says: Any) -> Any:
+    return component(family, build, name=name, **says)
 
 
 class Base:
     """A recipe and a trainer, both the default."""
 
     @hookimpl
-    def forge_recipes(self) -> Iterator[Component[Any]]:
-        yield one("imitate", default=True)
+    def forge_recipes(self) -> Iterator[RecipeComponent]:
+        yield one("recipe", "imitate", default=True)
 
     @hookimpl
-    def forge_trainers(self) -> Iterator[Component[Any]]:
-        yield one("plain", default=True)
-        yield one("other")
+    def forge_trainers(self) -> Iterator[TrainerComponent]:
+        yield one("trainer", "plain", default=True)
+        yield one("trainer", "other")
 
 
 class Rival:
     """A second default."""
 
     @hookimpl
-    def forge_trainers(self) -> Iterator[Component[Any]]:
-        yield one("mine", default=True)
+    def forge_trainers(self) -> Iterator[TrainerComponent]:
+        yield one("trainer", "mine", default=True)
 
 
 def test_a_default_is_selected_where_nothing_else_is() -> None:
@@ -90,8 +103,8 @@ def test_a_plugin_that_failed_to_load_is_named(fake_distribution: Callable[..., 
 def test_trackers_do_not_rival() -> None:
     class Mine:
         @hookimpl
-        def forge_trackers(self) -> Iterator[Component[Any]]:
-            yield one("wall", default=True)
+        def forge_trackers(self) -> Iterator[TrackerComponent]:
+            yield one("tracker", "wall", default=True)
 
     config = Forge([Base(), Mine()], discover=False).resolve()
     assert list(config.trackers) == ["jsonl", "wall"]
@@ -100,14 +113,14 @@ def test_trackers_do_not_rival() -> None:
 def test_transports_rival_where_they_reach_as_far() -> None:
     class Carriers:
         @hookimpl
-        def forge_transports(self) -> Iterator[Component[Any]]:
-            yield one("far", default=True)
-            yield one("near", default=True, one_process=True)
+        def forge_transports(self) -> Iterator[TransportComponent]:
+            yield one("transport", "far", default=True)
+            yield one("transport", "near", default=True, reach="process")
 
     class Wide:
         @hookimpl
-        def forge_transports(self) -> Iterator[Component[Any]]:
-            yield one("wide", default=True)
+        def forge_transports(self) -> Iterator[TransportComponent]:
+            yield one("transport", "wide", default=True)
 
     def chosen(*plugins: object, **sections: Any) -> str | None:
         [stage] = Forge([Base(), *plugins], discover=False).resolve(sections).stages
@@ -129,7 +142,7 @@ def test_a_family_of_a_plugins_own_has_a_default() -> None:
 
         @hookimpl
         def forge_judges(self) -> Iterator[Component[Any]]:
-            yield one("strict", default=True)
+            yield one("judge", "strict", default=True)
 
     [stage] = Forge([Base(), Judges()], discover=False).resolve().stages
     selection = stage.sections["judge"].selection
@@ -140,8 +153,8 @@ def test_a_family_of_a_plugins_own_has_a_default() -> None:
 def test_a_reward_is_no_default() -> None:
     class Mine:
         @hookimpl
-        def forge_rewards(self) -> Iterator[Component[Any]]:
-            yield one("nice", default=True)
+        def forge_rewards(self) -> Iterator[RewardComponent]:
+            yield one("reward", "nice", default=True)
 
     with pytest.raises(PluginError, match="component 'nice': a reward cannot be a default"):
         Forge([Mine()], discover=False).plugins  # noqa: B018

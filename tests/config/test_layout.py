@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
-from forge_core import BuildContext, Component, Forge, Location, RunConfig, Settings, hookimpl
+from forge_core import (
+    BuildContext,
+    Forge,
+    GeneratorComponent,
+    Location,
+    RecipeComponent,
+    RunConfig,
+    RuntimeComponent,
+    Settings,
+    TrainerComponent,
+    TransportComponent,
+    hookimpl,
+)
 from forge_core.config.resolve import resolve
+from forge_core.testing.context import component
 
 
 class Device(Settings):
@@ -31,8 +44,8 @@ def build(settings: Settings, context: BuildContext) -> Settings:
 
 class World:
     @hookimpl
-    def forge_generators(self) -> Iterator[Component[Any]]:
-        yield Component(
+    def forge_generators(self) -> Iterator[GeneratorComponent]:
+        yield GeneratorComponent(
             name="torch",
             settings=Device,
             build=build,
@@ -40,11 +53,13 @@ class World:
             summary="somewhere",
             default=True,
         )
-        yield Component(name="plain", settings=Settings, build=build, summary="says nothing")
+        yield GeneratorComponent(
+            name="plain", settings=Settings, build=build, summary="says nothing"
+        )
 
     @hookimpl
-    def forge_trainers(self) -> Iterator[Component[Any]]:
-        yield Component(
+    def forge_trainers(self) -> Iterator[TrainerComponent]:
+        yield TrainerComponent(
             name="torch",
             settings=Device,
             build=build,
@@ -54,18 +69,24 @@ class World:
         )
 
     @hookimpl
-    def forge_transports(self) -> Iterator[Component[Any]]:
-        for name, reach in (("shm", "one_host"), ("memory", "one_process"), ("ipc", "cuda_only")):
-            says: Any = {reach: True, "default": True}
-            yield Component(name=name, settings=Settings, build=build, summary=name, **says)
+    def forge_transports(self) -> Iterator[TransportComponent]:
+        for name, reach in (("shm", "host"), ("memory", "process"), ("ipc", "host")):
+            yield component(
+                "transport",
+                build,
+                name=name,
+                reach=reach,
+                cuda_only=name == "ipc",
+                default=True,
+            )
 
     @hookimpl
-    def forge_runtimes(self) -> Iterator[Component[Any]]:
-        yield Component(name="cluster", settings=Settings, build=build, summary="many hosts")
+    def forge_runtimes(self) -> Iterator[RuntimeComponent]:
+        yield RuntimeComponent(name="cluster", settings=Settings, build=build, summary="many hosts")
 
     @hookimpl
-    def forge_recipes(self) -> Iterator[Component[Any]]:
-        yield Component(
+    def forge_recipes(self) -> Iterator[RecipeComponent]:
+        yield RecipeComponent(
             name="sft", settings=Settings, build=build, summary="imitation", default=True
         )
 

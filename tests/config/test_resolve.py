@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import Component, Forge, Placement, RunConfig, hookimpl
+from forge_core import Forge, Placement, RecipeComponent, RunConfig, hookimpl
 from forge_core.config.effective import stage_tree, to_yaml
 from forge_core.config.resolve import resolve
 from forge_core.plugins.catalog import Catalog
@@ -95,7 +95,7 @@ def test_defaults_that_are_not_installed_are_none(forge_app: Callable[..., Forge
         def forge_recipes(self) -> Any:
             from forge_core import Settings
 
-            yield Component(
+            yield RecipeComponent(
                 name="sft", settings=Settings, build=dump_nothing, summary="nothing", default=True
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from forge_core import Component, Forge, PluginError, RunConfig, Settings, UsageError, hookimpl
+from forge_core import Forge, LossComponent, PluginError, RunConfig, Settings, UsageError, hookimpl
 from forge_core.config.schema import component_schema, config_schema, describe
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
@@ -101,7 +101,7 @@ def test_settings_that_json_schema_cannot_express(forge_app: Callable[..., Forge
     class Plugin:
         @hookimpl
         def forge_losses(self) -> Any:
-            yield Component(name="odd", settings=Odd, build=make, summary="odd")
+            yield LossComponent(name="odd", settings=Odd, build=make, summary="odd")
 
     catalog = forge_app(Plugin()).plugins.catalog
     assert accepts(config_schema(catalog), {"loss": {"use": "odd", "whatever": 1}})
@@ -111,12 +111,12 @@ def test_one_name_in_two_plugins(forge_app: Callable[..., Forge]) -> None:
     class Left:
         @hookimpl
         def forge_losses(self) -> Any:
-            yield Component(name="same", settings=Settings, build=make, summary="left")
+            yield LossComponent(name="same", settings=Settings, build=make, summary="left")
 
     class Right:
         @hookimpl
         def forge_losses(self) -> Any:
-            yield Component(name="same", settings=Settings, build=make, summary="right")
+            yield LossComponent(name="same", settings=Settings, build=make, summary="right")
 
     schema = config_schema(forge_app(Left(), Right()).plugins.catalog)
     assert accepts(schema, {"loss": {"use": "Left:same"}})

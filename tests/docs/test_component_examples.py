@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, Selection, Settings, Task
+from forge_core import BuildContext, EnvironmentComponent, Selection, Settings, Task
 from forge_core.testing.conformance.environment import EnvironmentConformance
 from forge_core.testing.conformance.loss import LossConformance
 from forge_core.testing.conformance.tracker import TrackerConformance
@@ -43,7 +43,9 @@ class TestGuess(EnvironmentConformance):
         def build(settings: Settings, context: BuildContext) -> Any:
             return guess()
 
-        component = Component(name="guess", settings=Settings, build=build, summary="guess")
+        component = EnvironmentComponent(
+            name="guess", settings=Settings, build=build, summary="guess"
+        )
         return Selection(family="environment", component=component, settings=Settings())
 
     @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from forge_core import Component, Forge, Limits, Settings, hookimpl
+from forge_core import Forge, RecipeComponent, Settings, TokenLimit, hookimpl
 from forge_core.models.shape import FAMILIES, shape_of
 from forge_core.testing.shapes import LLAMA_31_8B
 
@@ -296,18 +296,22 @@ def test_a_recipe_of_ones_own_is_not_guessed_at(run_forge: Any, tells: bool) -> 
         async def run(self, stage: Any) -> None:
             raise NotImplementedError
 
-    def bounds(settings: Lookahead) -> Limits:
-        return Limits(tokens=settings.longest, key="recipe.longest", staleness=settings.lookahead)
+    def bounds(settings: Lookahead) -> TokenLimit:
+        return TokenLimit(tokens=settings.longest, key="recipe.longest")
+
+    def lag(settings: Lookahead) -> int:
+        return settings.lookahead
 
     class Plugin:
         @hookimpl
         def forge_recipes(self) -> Any:
-            yield Component(
+            yield RecipeComponent(
                 name="mine",
                 settings=Lookahead,
                 build=lambda settings, context: Mine(),
                 summary="one's own",
-                limits=bounds if tells else None,
+                max_tokens=bounds if tells else None,
+                max_staleness=lag if tells else None,
             )
 
     app = Forge(plugins=[Plugin()])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import Component, PluginError, Preset, Settings, hookimpl
+from forge_core import LossComponent, PluginError, Preset, Settings, hookimpl
 from forge_core.plugins.manager import PluginManager
 
 
@@ -25,7 +25,7 @@ class Losses:
     @hookimpl
     def forge_losses(self):
         for name in self.names:
-            yield Component(name=name, settings=NoSettings, build=build, summary="")
+            yield LossComponent(name=name, settings=NoSettings, build=build, summary="")
 
 
 class Presets:
@@ -141,7 +141,7 @@ def test_a_provider_that_does_not_have_it(install):
 
 def test_two_plugins_of_one_distribution_are_told_apart_by_name(fake_distribution):
     source = """
-        from forge_core import Component, Settings, hookimpl
+        from forge_core import LossComponent, Settings, hookimpl
 
         class S(Settings): ...
 
@@ -150,7 +150,7 @@ def test_two_plugins_of_one_distribution_are_told_apart_by_name(fake_distributio
         class Plugin:
             @hookimpl
             def forge_losses(self):
-                yield Component(name="twin", settings=S, build=build, summary="")
+                yield LossComponent(name="twin", settings=S, build=build, summary="")
 
         one, two = Plugin(), Plugin()
     """

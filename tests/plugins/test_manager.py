@@ -6,12 +6,14 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, SecretStr, create_model
 
-from forge_core import Component, PluginError, Preset, Settings, hookimpl, hookspec
+from forge_core import Component, LossComponent, PluginError, Preset, Settings, hookimpl, hookspec
 from forge_core.plugins.manager import PluginManager
+from forge_core.testing.context import component as typed
 
 
 class NoSettings(Settings):
@@ -22,9 +24,11 @@ def build(settings: NoSettings, context: object) -> str:
     return "built"
 
 
-def component(**changes: object) -> Component[str]:
-    fields = {"name": "mine", "settings": NoSettings, "build": build, "summary": "mine"}
-    return Component(**{**fields, **changes})
+FIELDS: Any = {"name": "mine", "settings": NoSettings, "build": build, "summary": "mine"}
+
+
+def component(**changes: object) -> LossComponent:
+    return LossComponent(**{**FIELDS, **changes})
 
 
 class Plugin:
@@ -228,7 +232,7 @@ def test_an_installed_module_handed_over_as_well_is_one_plugin(install):
 @pytest.mark.parametrize(
     ("item", "cause"),
     [
-        (3, "forge_losses yielded an int, not a Component"),
+        (3, "forge_losses yielded an int, not a LossComponent"),
         (component(name="Mine"), "names are lower case words"),
         (component(name="a:b"), "names are lower case words"),
         (component(name="two__marks"), "names are lower case words"),
@@ -236,7 +240,9 @@ def test_an_installed_module_handed_over_as_well_is_one_plugin(install):
         (component(settings=BaseModel), "settings BaseModel must forbid unknown keys"),
         (component(build=None), "build must be a function"),
         (component(build=lambda settings: None), "build must take (settings, context)"),
-        (Preset(name="x", path=Path("x"), summary=""), "yielded a Preset, not a Component"),
+        (Preset(name="x", path=Path("x"), summary=""), "yielded a Preset, not a LossComponent"),
+        (typed("reward", build), "forge_losses yielded a RewardComponent ('mine'), not a LossComp"),
+        (Component(**FIELDS), "forge_losses yielded a Component ('mine'), not a LossComponent"),
     ],
 )
 def test_a_bad_component_breaks_its_plugin(item, cause):
@@ -260,7 +266,8 @@ def test_a_setting_called_like_a_key_of_the_kernel_breaks_its_plugin(hook, famil
     """It would never reach the component."""
     settings = create_model("Taken", __base__=Settings, **{key: (int, 1)})
     plugin = SimpleNamespace(__name__="acme")
-    setattr(plugin, hook, hookimpl(lambda: [component(settings=settings)]))
+    mine = typed(hook, build, settings=settings)
+    setattr(plugin, hook, hookimpl(lambda: [mine]))
     with pytest.raises(PluginError) as caught:
         PluginManager([plugin], discover=False)
     assert str(caught.value).endswith(
@@ -316,12 +323,12 @@ def test_a_hook_that_does_not_yield_breaks_its_plugin(returned):
 )
 def test_an_installed_plugin_builds_with_a_module_level_function(fake_distribution, find, builder):
     source = (
-        "from forge_core import Component, Settings, hookimpl\n"
+        "from forge_core import LossComponent, Settings, hookimpl\n"
         f"{builder}\n"
         "class S(Settings): ...\n"
         "@hookimpl\n"
         "def forge_losses():\n"
-        "    yield Component(name='mine', settings=S, build=build, summary='')\n"
+        "    yield LossComponent(name='mine', settings=S, build=build, summary='')\n"
     )
     fake_distribution("acme-build", source)
     info = find(PluginManager(), "acme_build")

@@ -12,7 +12,7 @@ from forge_core import Section, hookimpl
 from forge_core.testing.runs import small_config
 
 FAMILY = """
-    from forge_core import Component, Section, Settings, hookimpl
+    from forge_core import Component, RecipeComponent, Section, Settings, hookimpl
     from pydantic import Field
 
     class LenientSettings(Settings):
@@ -79,12 +79,12 @@ FAMILY = """
 
     @hookimpl
     def forge_recipes():
-        yield Component(
+        yield RecipeComponent(
             name="judged", settings=RecipeSettings, build=build_judged, summary="asks a judge"
         )
 """
 MEMBER = """
-    from forge_core import Component, Settings, hookimpl
+    from forge_core import Component, RecipeComponent, Settings, hookimpl
 
     class StrictSettings(Settings):
         limit: int = 3

@@ -14,11 +14,11 @@ import pytest
 
 from forge_core import (
     BuildContext,
-    Component,
     DistributedSection,
     Episode,
     ModelSection,
     Placement,
+    RewardComponent,
     RewardPart,
     Selection,
     Settings,
@@ -124,7 +124,7 @@ def build_scripted(settings, context):
 
 
 def scripted(weight=1.0, deadline=30.0, failure_reward=0.0, fault=""):
-    component = Component(
+    component = RewardComponent(
         name="scripted", settings=ScriptedSettings, build=build_scripted, summary="for tests"
     )
     selection = Selection(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forge_core import Component, RewardPart, Selection, Settings
+from forge_core import RewardComponent, RewardPart, Selection, Settings
 
 JUNK = (
     "import os, struct\n"
@@ -102,7 +102,9 @@ def build_zero(settings, context):
 
 @pytest.fixture
 def zero():
-    component = Component(name="zero", settings=NoSettings, build=build_zero, summary="for tests")
+    component = RewardComponent(
+        name="zero", settings=NoSettings, build=build_zero, summary="for tests"
+    )
     selection = Selection(family="reward", component=component, settings=NoSettings())
     return RewardPart(selection=selection, deadline=30.0)
 

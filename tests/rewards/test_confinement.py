@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import Component, RewardPart, Selection, Settings
+from forge_core import RewardComponent, RewardPart, Selection, Settings
 from forge_core.rewards.confinement import Confinement
 
 
@@ -70,7 +70,9 @@ def build_greedy(settings, context):
 @pytest.fixture
 def greedy():
     def make(deadline=60.0):
-        component = Component(name="greedy", settings=NoSettings, build=build_greedy, summary="")
+        component = RewardComponent(
+            name="greedy", settings=NoSettings, build=build_greedy, summary=""
+        )
         selection = Selection(family="reward", component=component, settings=NoSettings())
         return {"greedy": RewardPart(selection=selection, deadline=deadline)}
 

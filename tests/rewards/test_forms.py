@@ -12,10 +12,10 @@ from typing import ClassVar
 import pytest
 
 from forge_core import (
-    Component,
     Episode,
     Message,
     PluginError,
+    RewardComponent,
     RewardPart,
     RewardResult,
     RunFailed,
@@ -90,7 +90,7 @@ class NoSettings(Settings):
 
 
 def selected(reward):
-    component = Component(
+    component = RewardComponent(
         name=reward.__name__, settings=NoSettings, build=lambda s, c: reward, summary="for tests"
     )
     return Selection(family="reward", component=component, settings=NoSettings())

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import Component, RewardPart, RunFailed, Selection, Settings, UsageError
+from forge_core import RewardComponent, RewardPart, RunFailed, Selection, Settings, UsageError
 
 SCRIPT = """
     import asyncio, dataclasses, os, pathlib, re, subprocess, sys, threading
-    from forge_core import BuildContext, Component, Episode, Placement, Selection, Settings, Task
+    from forge_core import BuildContext, Episode, Placement, RewardComponent
+    from forge_core import Selection, Settings, Task
     from forge_core.config.resolve import RewardPart
     from forge_core.sections import DistributedSection, ModelSection, TrainingSection
     from forge_core.rewards.pool import RewardPool
@@ -44,7 +45,7 @@ SCRIPT = """
         sys.argv_file = context.extra["file"]
         return Short(settings.limit)
 
-    component = Component(name="short", settings=Limit, build=build, summary="")
+    component = RewardComponent(name="short", settings=Limit, build=build, summary="")
     part = RewardPart(
         selection=Selection(family="reward", component=component, settings=Limit(limit=2)),
         deadline=600.0,
@@ -252,7 +253,7 @@ def build_locked(settings, context):
 
 
 async def test_a_reward_that_cannot_be_pickled_is_named(pool_of, episodes):
-    component = Component(
+    component = RewardComponent(
         name="locked", settings=LockedSettings, build=build_locked, summary="holds a lock"
     )
     selection = Selection(

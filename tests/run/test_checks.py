@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, PluginError, Settings, Task, hookimpl
+from forge_core import Forge, PluginError, Settings, Task, hookimpl
+from forge_core.testing.context import component
 from forge_core.testing.runs import small_config
 
 Config = dict[str, Any]
@@ -27,8 +28,8 @@ class Acme:
     """
 
     def __init__(self, hook: str, build: Callable[[Any, Any], Any]) -> None:
-        component = Component(name="mine", settings=NoSettings, build=build, summary="a test's")
-        setattr(self, hook, hookimpl(lambda: [component]))
+        mine = component(hook, build)
+        setattr(self, hook, hookimpl(lambda: [mine]))
 
 
 class Recipe:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
     DataError,
+    DatasetComponent,
     DatasetKeys,
     ForgeError,
     PluginError,
@@ -43,7 +43,7 @@ class Items:
 
 def guarded(fails: Callable[[int, int], Any], **keys: Any) -> tuple[GuardedDataset, list[str]]:
     items = Items(fails)
-    component: Component[Any] = Component(
+    component = DatasetComponent(
         name="items", settings=Settings, build=lambda *_: items, summary="a test's"
     )
     selection = Selection(family="dataset", component=component, settings=Settings(), plugin="acme")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
+    EnvironmentComponent,
     EnvironmentKeys,
     Episode,
     Forge,
@@ -78,7 +78,7 @@ def once(turn: int, count: int = 1) -> Fails:
 
 
 def guarded(talk: Talk, **keys: Any) -> GuardedEnvironment:
-    component: Component[Any] = Component(
+    component = EnvironmentComponent(
         name="talk", settings=Settings, build=lambda *_: talk, summary="a test's"
     )
     selection = Selection(
@@ -202,7 +202,7 @@ class Acme:
 
     @hookimpl
     def forge_environments(self) -> Any:
-        yield Component(
+        yield EnvironmentComponent(
             name="talk", settings=Settings, build=lambda *_: self.environment, summary="a test's"
         )
 

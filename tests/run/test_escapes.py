@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, Settings, Task, hookimpl
+from forge_core import Forge, Task, hookimpl
 from forge_core.cli import main
 from forge_core.testing.command import process_environ
+from forge_core.testing.context import component
 from forge_core.testing.runs import small_config, write_config
 
 
@@ -49,8 +50,8 @@ class Acme:
     """A plugin with one component called ``mine``, or with a hook."""
 
     def __init__(self, hook: str, build: Callable[[Any, Any], Any], **more: Any) -> None:
-        component = Component(name="mine", settings=Settings, build=build, summary="x", **more)
-        setattr(self, hook, hookimpl(lambda: [component]))
+        mine = component(hook, build, **more)
+        setattr(self, hook, hookimpl(lambda: [mine]))
 
 
 class Hook:

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
     DataError,
     Forge,
     ForgeError,
     RunFailed,
-    Settings,
     Task,
     UsageError,
     hookimpl,
 )
 from forge_core.command import forge_command
+from forge_core.testing.context import component
 from forge_core.testing.runs import small_config
 
 
@@ -29,8 +28,8 @@ class Acme:
     """A plugin with one component called ``mine``."""
 
     def __init__(self, hook: str, build: Callable[[Any, Any], Any]) -> None:
-        component = Component(name="mine", settings=Settings, build=build, summary="a test's")
-        setattr(self, hook, hookimpl(lambda: [component]))
+        mine = component(hook, build)
+        setattr(self, hook, hookimpl(lambda: [mine]))
 
 
 class Environment:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RunInterrupted, Settings, Task, hookimpl
+from forge_core import Forge, RunInterrupted, Task, hookimpl
 from forge_core.run import interrupt
+from forge_core.testing.context import component
 from forge_core.testing.runs import lines_of, small_config, untimed
 
 RELEASE = threading.Event()
@@ -89,10 +90,8 @@ class Data:
 
 class Acme:
     def __init__(self, hook: str, built: Any) -> None:
-        component = Component(
-            name="mine", settings=Settings, build=lambda *_: built, summary="a test's"
-        )
-        setattr(self, hook, hookimpl(lambda: [component]))
+        mine = component(hook, lambda *_: built)
+        setattr(self, hook, hookimpl(lambda: [mine]))
 
 
 def hanging_generator(is_on: list[bool]) -> Callable[[Any, Any], Any]:
@@ -153,10 +152,8 @@ CASES: dict[str, Callable[[bool], tuple[list[object], dict[str, Any]]]] = {
 
 def _generator(on: bool) -> Acme:
     acme = Acme("forge_generators", None)
-    component = Component(
-        name="mine", settings=Settings, build=hanging_generator([on]), summary="a test's"
-    )
-    acme.forge_generators = hookimpl(lambda: [component])  # type: ignore[attr-defined]
+    mine = component("generator", hanging_generator([on]))
+    acme.forge_generators = hookimpl(lambda: [mine])  # type: ignore[attr-defined]
     return acme
 
 

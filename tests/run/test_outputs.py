@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
     Episode,
     Forge,
     PluginError,
@@ -25,6 +24,7 @@ from forge_core import (
     StepRecord,
     Summary,
     Task,
+    TrackerComponent,
     hookimpl,
 )
 from forge_core.plugins.manager import PluginManager
@@ -90,8 +90,8 @@ class Plugin:
         self._tracker = tracker
 
     @hookimpl
-    def forge_trackers(self) -> Iterator[Component[Any]]:
-        yield Component(
+    def forge_trackers(self) -> Iterator[TrackerComponent]:
+        yield TrackerComponent(
             name="mine", settings=Settings, build=lambda *_: self._tracker, summary="a test's"
         )
 

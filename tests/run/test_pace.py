@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
     Forge,
+    RecipeComponent,
     RunFailed,
     Settings,
     Step,
@@ -64,7 +64,7 @@ def run(tmp_path: Path) -> Any:
         class Acme:
             @hookimpl
             def forge_recipes(self) -> Any:
-                yield Component(
+                yield RecipeComponent(
                     name="mine", settings=Settings, build=lambda *_: recipe, summary="a test's"
                 )
 

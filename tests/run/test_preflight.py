@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, Settings, Task, hookimpl
+from forge_core import DatasetComponent, Forge, Settings, Task, hookimpl
 from forge_core.models.architectures import causal_language_models
 from forge_core.testing.runs import small_config
 
@@ -239,7 +239,7 @@ class OfTasks:
 
     @hookimpl
     def forge_datasets(self) -> Any:
-        yield Component(
+        yield DatasetComponent(
             name="given",
             settings=Settings,
             build=lambda settings, context: self.tasks,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from forge_core import (
-    Component,
     Forge,
     ModelSection,
+    RewardComponent,
     RunStopped,
     Selection,
     Settings,
@@ -29,8 +29,8 @@ class Varied:
     """A reward with something to learn from in every group."""
 
     @hookimpl
-    def forge_rewards(self) -> Iterator[Component[Any]]:
-        yield Component(name="varied", settings=Settings, build=_build, summary="a hash")
+    def forge_rewards(self) -> Iterator[RewardComponent]:
+        yield RewardComponent(name="varied", settings=Settings, build=_build, summary="a hash")
 
 
 def _build(settings: Settings, context: object) -> Any:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, Selection, Settings, UsageError
+from forge_core import Forge, GeneratorComponent, Selection, Settings, UsageError
 from forge_core.run.preflight import check_sampler
 from forge_core.testing.runs import small_config
 
@@ -17,7 +16,7 @@ def test_a_generator_with_a_distribution_of_its_own_is_refused_for_losses_with_r
     loss: str,
 ) -> None:
     (stage,) = Forge().resolve(small_config(), {"loss.use": loss}).stages
-    component: Component[Any] = Component(
+    component = GeneratorComponent(
         name="biased",
         settings=Settings,
         build=lambda settings, context: None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, Settings, hookimpl
+from forge_core import Forge, LossComponent, RewardComponent, Settings, hookimpl
 
 
 class Misbehaving:
@@ -17,8 +17,10 @@ class Misbehaving:
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield Component(name="raises", settings=NoSettings, build=build_raises, summary="raises")
-        yield Component(name="hangs", settings=NoSettings, build=build_hangs, summary="hangs")
+        yield RewardComponent(
+            name="raises", settings=NoSettings, build=build_raises, summary="raises"
+        )
+        yield RewardComponent(name="hangs", settings=NoSettings, build=build_hangs, summary="hangs")
 
 
 class NoSettings(Settings):
@@ -160,7 +162,7 @@ def test_loss_that_is_not_finite(small_config: dict[str, Any], fails: Callable[.
     class BrokenLoss:
         @hookimpl
         def forge_losses(self) -> Any:
-            yield Component(
+            yield LossComponent(
                 name="broken",
                 settings=NoSettings,
                 build=lambda settings, context: Broken(),

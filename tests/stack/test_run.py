@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from forge_core import Component, Forge, RunStopped, Settings, hookimpl
+from forge_core import Forge, RewardComponent, RunStopped, Settings, hookimpl
 from forge_core.testing.command import process_environ
 from forge_core.testing.runs import Run, StopAt, lines_of, until, write_config
 
@@ -178,7 +178,7 @@ class Constant:
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield Component(
+        yield RewardComponent(
             name="constant",
             settings=Settings,
             build=lambda settings, context: lambda sample: 1.0,

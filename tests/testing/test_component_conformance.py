@@ -11,11 +11,19 @@ from typing import Any, Literal
 
 import pytest
 
-from forge_core import BuildContext, Component, Message, RewardSample, Selection, Settings, Task
+from forge_core import (
+    BuildContext,
+    DatasetComponent,
+    Message,
+    RewardSample,
+    Selection,
+    Settings,
+    Task,
+)
 from forge_core.testing.conformance.dataset import DatasetConformance
 from forge_core.testing.conformance.environment import EnvironmentConformance
 from forge_core.testing.conformance.reward import RewardConformance
-from forge_core.testing.context import bare_context
+from forge_core.testing.context import bare_context, component
 
 
 class Nothing(Settings):
@@ -26,8 +34,7 @@ def selected(family: str, made: Callable[[], Any]) -> Selection[Any]:
     def build(settings: Nothing, context: BuildContext) -> Any:
         return made()
 
-    component = Component(name="mine", settings=Nothing, build=build, summary="under test")
-    return Selection(family=family, component=component, settings=Nothing())
+    return Selection(family=family, component=component(family, build), settings=Nothing())
 
 
 # Rewards.
@@ -331,8 +338,8 @@ def test_splits_that_share_a_task_are_caught(first_of_test: int) -> None:
         numbers = range(100) if settings.split == "train" else range(first_of_test, 120)
         return [Task(f"{number}", f"{number}?") for number in numbers]
 
-    component = Component(name="mine", settings=Splits, build=build, summary="under test")
-    selection = Selection(family="dataset", component=component, settings=Splits())
+    splits = DatasetComponent(name="mine", settings=Splits, build=build, summary="under test")
+    selection = Selection(family="dataset", component=splits, settings=Splits())
     arguments = (selection, bare_context(), selection.build(bare_context()))
     if first_of_test == 100:
         datasets.test_splits_share_no_task(*arguments)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, RunInfo, Selection, Settings, StepRecord, Summary
+from forge_core import (
+    BuildContext,
+    RunInfo,
+    Selection,
+    Settings,
+    StepRecord,
+    Summary,
+    TrackerComponent,
+)
 from forge_core.testing.conformance.tracker import TrackerConformance, run_info
 from forge_core.testing.context import bare_context
 from forge_core.testing.runs import lines_of
@@ -17,7 +25,9 @@ from forge_core.trackers.components import JsonlSettings, build_jsonl
 
 
 def tracker(build: Callable[..., Any], settings: Settings) -> Selection[Any]:
-    component = Component(name="mine", settings=type(settings), build=build, summary="under test")
+    component = TrackerComponent(
+        name="mine", settings=type(settings), build=build, summary="under test"
+    )
     return Selection(family="tracker", component=component, settings=settings)
 
 

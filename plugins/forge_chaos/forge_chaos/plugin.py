@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_chaos.settings import ChaosSettings
-from forge_core import BuildContext, Component, Tracker, hookimpl
+from forge_core import BuildContext, Tracker, TrackerComponent, hookimpl
 
 
 def build(settings: ChaosSettings, context: BuildContext) -> Tracker:
@@ -15,8 +15,8 @@ def build(settings: ChaosSettings, context: BuildContext) -> Tracker:
 
 
 @hookimpl
-def forge_trackers() -> Iterable[Component[Tracker]]:
-    yield Component(
+def forge_trackers() -> Iterable[TrackerComponent]:
+    yield TrackerComponent(
         name="chaos",
         settings=ChaosSettings,
         build=build,

@@ -21,8 +21,8 @@ from forge_chat.text_stream import TextStream
 from forge_core import (
     BuildContext,
     Completion,
-    Component,
     Forge,
+    GeneratorComponent,
     ModelSection,
     Sampling,
     Settings,
@@ -120,11 +120,13 @@ class Whole:
 
 class WholePlugin:
     @hookimpl
-    def forge_generators(self) -> Iterator[Component[Whole]]:
+    def forge_generators(self) -> Iterator[GeneratorComponent]:
         def build(settings: Settings, context: BuildContext) -> Whole:
             return Whole()
 
-        yield Component(name="whole", settings=Settings, build=build, summary="repeats the prompt")
+        yield GeneratorComponent(
+            name="whole", settings=Settings, build=build, summary="repeats the prompt"
+        )
 
 
 def test_a_generator_that_does_not_stream_answers_too(tiny_model: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_console.settings import ConsoleSettings
-from forge_core import BuildContext, Component, Tracker, hookimpl
+from forge_core import BuildContext, Tracker, TrackerComponent, hookimpl
 
 
 def build_console(settings: ConsoleSettings, context: BuildContext) -> Tracker:
@@ -23,8 +23,8 @@ def build_console(settings: ConsoleSettings, context: BuildContext) -> Tracker:
 
 
 @hookimpl
-def forge_trackers() -> Iterable[Component[Tracker]]:
-    yield Component(
+def forge_trackers() -> Iterable[TrackerComponent]:
+    yield TrackerComponent(
         name="console",
         settings=ConsoleSettings,
         build=build_console,

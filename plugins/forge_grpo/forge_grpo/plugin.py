@@ -7,20 +7,21 @@ from pathlib import Path
 
 from forge_core import (
     BuildContext,
-    Component,
-    Dataset,
-    Environment,
+    DatasetComponent,
+    EnvironmentComponent,
     Finding,
     Loss,
+    LossComponent,
     Preset,
     Recipe,
-    Reward,
+    RecipeComponent,
+    RewardComponent,
     hookimpl,
 )
 from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
-from forge_grpo.recipe_settings import GrpoSettings, recipe_limits
+from forge_grpo.recipe_settings import GrpoSettings, max_staleness
 from forge_grpo.rewards import exact_match, last_number, thinking
 from forge_grpo.rewards.answers import check_answers
 from forge_grpo.rewards.math_component import MATH
@@ -54,31 +55,31 @@ def _build_reinforce(settings: ReinforceSettings, context: BuildContext) -> Loss
 
 
 @hookimpl
-def forge_recipes() -> Iterable[Component[Recipe]]:
-    yield Component(
+def forge_recipes() -> Iterable[RecipeComponent]:
+    yield RecipeComponent(
         name="grpo",
         settings=GrpoSettings,
         build=_build_recipe,
-        limits=recipe_limits,
+        max_staleness=max_staleness,
         summary="group relative policy optimization with verifiable rewards",
     )
 
 
 @hookimpl
-def forge_losses() -> Iterable[Component[Loss]]:
-    yield Component(
+def forge_losses() -> Iterable[LossComponent]:
+    yield LossComponent(
         name="grpo",
         settings=GrpoLossSettings,
         build=_build_grpo,
         summary="clipped ratio times advantage, optional KL and entropy (GRPO, DAPO)",
     )
-    yield Component(
+    yield LossComponent(
         name="gspo",
         settings=GspoSettings,
         build=_build_gspo,
         summary="ratio and clip of whole sequences (GSPO)",
     )
-    yield Component(
+    yield LossComponent(
         name="reinforce",
         settings=ReinforceSettings,
         build=_build_reinforce,
@@ -87,15 +88,15 @@ def forge_losses() -> Iterable[Component[Loss]]:
 
 
 @hookimpl
-def forge_rewards() -> Iterable[Component[Reward]]:
-    yield Component(
+def forge_rewards() -> Iterable[RewardComponent]:
+    yield RewardComponent(
         name="exact_match",
         settings=ExactMatchSettings,
         build=exact_match.build,
         check_tasks=check_answers,
         summary="1 if the completion is the answer",
     )
-    yield Component(
+    yield RewardComponent(
         name="last_number",
         settings=last_number.LastNumberSettings,
         build=last_number.build,
@@ -103,7 +104,7 @@ def forge_rewards() -> Iterable[Component[Reward]]:
         summary="1 if the last whole number in the completion is the answer",
     )
     yield MATH
-    yield Component(
+    yield RewardComponent(
         name="thinking",
         settings=ThinkingSettings,
         build=thinking.build,
@@ -112,8 +113,8 @@ def forge_rewards() -> Iterable[Component[Reward]]:
 
 
 @hookimpl
-def forge_environments() -> Iterable[Component[Environment]]:
-    yield Component(
+def forge_environments() -> Iterable[EnvironmentComponent]:
+    yield EnvironmentComponent(
         name="single_turn",
         settings=single_turn.SingleTurnSettings,
         build=single_turn.build,
@@ -125,8 +126,8 @@ def forge_environments() -> Iterable[Component[Environment]]:
 
 
 @hookimpl
-def forge_datasets() -> Iterable[Component[Dataset]]:
-    yield Component(
+def forge_datasets() -> Iterable[DatasetComponent]:
+    yield DatasetComponent(
         name="arithmetic",
         settings=arithmetic.ArithmeticSettings,
         build=arithmetic.build,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from forge_core import Limits, Settings
+from forge_core import Settings
 
 
 class GrpoSettings(Settings):
@@ -41,6 +41,6 @@ class GrpoSettings(Settings):
     )
 
 
-def recipe_limits(settings: GrpoSettings) -> Limits:
-    """How stale a trained token may be; the sampler bounds its length."""
-    return Limits(staleness=settings.max_staleness)
+def max_staleness(settings: GrpoSettings) -> int:
+    """Optimizer steps that a trained token may lie behind."""
+    return settings.max_staleness

@@ -17,17 +17,16 @@ import pytest
 from forge_core import (
     BuildContext,
     Completion,
-    Component,
     Episode,
     Forge,
     RunFailed,
     RunStopped,
     Sampling,
-    Settings,
     Task,
     hookimpl,
 )
 from forge_core.data.order import TaskOrder
+from forge_core.testing.context import component
 from forge_core.testing.runs import StopAt, lines_of, printing_to, small_config
 from forge_torch.generator.generator import TorchGenerator
 from forge_torch.generator_settings import TorchGeneratorSettings
@@ -52,16 +51,12 @@ def sevens(sample: Any) -> float:
     return sample.completion.count("7") / 3
 
 
-def component(name: str, build: Any, settings: Any = Settings) -> Component[Any]:
-    return Component(name=name, settings=settings, build=build, summary="for tests")
-
-
 class Sevens:
     """Contributes reward ``sevens``: the share of sevens."""
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield component("sevens", lambda settings, context: sevens)
+        yield component("reward", lambda settings, context: sevens, name="sevens")
 
 
 def run(config: dict[str, Any], *overrides: str, plugins: Sequence[Any] = ()) -> Path:
@@ -251,12 +246,15 @@ class Faults:
 
     @hookimpl
     def forge_environments(self) -> Any:
-        yield component("breaking", lambda settings, context: Breaking(self))
+        yield component("environment", lambda settings, context: Breaking(self), name="breaking")
 
     @hookimpl
     def forge_trainers(self) -> Any:
         yield component(
-            "slow", lambda settings, context: Slow(self, settings, context), TorchTrainerSettings
+            "trainer",
+            "slow",
+            lambda settings, context: Slow(self, settings, context),
+            TorchTrainerSettings,
         )
 
 
@@ -318,7 +316,7 @@ def test_a_hopeless_reward_fails_the_run_with_its_own_cause(config: dict[str, An
     class Broken:
         @hookimpl
         def forge_rewards(self) -> Any:
-            yield component("broken", lambda settings, context: broken)
+            yield component("reward", lambda settings, context: broken, name="broken")
 
     config["rewards"] = {"broken": {}}
     with pytest.raises(RunFailed, match=r"reward 'broken' failed on .* ValueError: no verdict"):
@@ -341,9 +339,7 @@ def test_a_generator_that_is_gone_fails_the_run_with_its_own_cause(config: dict[
     class Engine:
         @hookimpl
         def forge_generators(self) -> Any:
-            yield component(
-                "gone", lambda settings, context: Gone(settings, context), TorchGeneratorSettings
-            )
+            yield component("generator", Gone, name="gone", settings=TorchGeneratorSettings)
 
     with pytest.raises(RunFailed, match="generator gone: the engine is gone"):
         run(config, "recipe.max_staleness=1", "generator.use=gone", plugins=[Engine()])
@@ -370,11 +366,7 @@ def test_what_an_engine_gives_up_is_sampled_again(config: dict[str, Any]) -> Non
     class Engine:
         @hookimpl
         def forge_generators(self) -> Any:
-            yield component(
-                "cut_off",
-                lambda settings, context: CutOff(settings, context),
-                TorchGeneratorSettings,
-            )
+            yield component("generator", CutOff, name="cut_off", settings=TorchGeneratorSettings)
 
     run(config, "recipe.max_staleness=1", "generator.use=cut_off", plugins=[Engine()])
     folder = only_run(config)

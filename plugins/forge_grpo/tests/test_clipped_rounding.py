@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RewardSample, Settings, hookimpl
+from forge_core import Forge, RewardComponent, RewardSample, Settings, hookimpl
 from forge_core.testing.runs import small_config
 
 
@@ -22,8 +22,8 @@ class Parity:
 
 class WithParity:
     @hookimpl
-    def forge_rewards(self) -> Iterable[Component[Any]]:
-        yield Component(
+    def forge_rewards(self) -> Iterable[RewardComponent]:
+        yield RewardComponent(
             name="parity",
             settings=Settings,
             build=lambda settings, context: Parity(),

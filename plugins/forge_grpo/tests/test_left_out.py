@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RewardSample, RunFailed, Settings, hookimpl
+from forge_core import Forge, RewardComponent, RewardSample, RunFailed, Settings, hookimpl
 from forge_core.testing.runs import lines_of, small_config
 
 
@@ -24,9 +24,9 @@ def fails_always(sample: RewardSample) -> float:
 
 class Rewards:
     @hookimpl
-    def forge_rewards(self) -> list[Component[Any]]:
+    def forge_rewards(self) -> list[RewardComponent]:
         return [
-            Component(name=name, settings=Settings, build=build, summary="for tests")
+            RewardComponent(name=name, settings=Settings, build=build, summary="for tests")
             for name, build in (
                 ("often", lambda settings, context: fails_often),
                 ("always", lambda settings, context: fails_always),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from forge_core import Component, Forge, RewardSample, RunStopped, Settings, hookimpl
+from forge_core import Forge, RewardComponent, RewardSample, RunStopped, Settings, hookimpl
 from forge_core.testing.runs import StopAt, small_config
 
 
@@ -22,8 +21,8 @@ class Constant:
 
 class WithConstant:
     @hookimpl
-    def forge_rewards(self) -> Iterable[Component[Any]]:
-        yield Component(
+    def forge_rewards(self) -> Iterable[RewardComponent]:
+        yield RewardComponent(
             name="constant",
             settings=Settings,
             build=lambda settings, context: Constant(),

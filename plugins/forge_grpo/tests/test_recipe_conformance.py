@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from forge_core import Component, Episode, Forge, Group, Settings, hookimpl
+from forge_core import Episode, Forge, Group, hookimpl
 from forge_core.testing.conformance.recipe import RecipeConformance
+from forge_core.testing.context import component
 from forge_core.testing.runs import small_config
 from forge_grpo.recipe import GrpoRecipe
 from forge_grpo.recipe_settings import GrpoSettings
@@ -25,10 +26,6 @@ def share_of_sevens(sample: Any) -> float:
     return sample.completion.count("7") / 3
 
 
-def component(name: str, build: Any, settings: type[Settings] = Settings) -> Component[Any]:
-    return Component(name=name, settings=settings, build=build, summary="for tests")
-
-
 class Plugin:
     """Reward ``sevens``, the share of sevens; recipe ``mine``, if one is given."""
 
@@ -37,12 +34,14 @@ class Plugin:
 
     @hookimpl
     def forge_rewards(self) -> Any:
-        yield component("sevens", lambda settings, context: share_of_sevens)
+        yield component("reward", lambda settings, context: share_of_sevens, name="sevens")
 
     @hookimpl
     def forge_recipes(self) -> Any:
         if self.recipe is not None:
-            yield component("mine", lambda settings, context: self.recipe(settings), GrpoSettings)
+            yield component(
+                "recipe", lambda settings, context: self.recipe(settings), settings=GrpoSettings
+            )
 
 
 class TestGrpo(RecipeConformance):

@@ -87,7 +87,7 @@ def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
         UsageError: it works on one host, and they are on several.
     """
     transport = stage.transport
-    if transport is None or not transport.component.one_host or not stage.samples():
+    if transport is None or transport.reach == "cluster" or not stage.samples():
         return
     services = stage.placements()
     hosts = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Command, Component, Finding, hookimpl
+from forge_core import BuildContext, Command, Finding, RuntimeComponent, hookimpl
 from forge_monarch.placement import check_placement
 from forge_monarch.settings import TESTED, MonarchSettings
 
@@ -23,7 +23,7 @@ def build_monarch(settings: MonarchSettings, context: BuildContext) -> MonarchRu
     return MonarchRuntime(settings)
 
 
-MONARCH: Component[MonarchRuntime] = Component(
+MONARCH = RuntimeComponent(
     name="monarch",
     settings=MonarchSettings,
     build=build_monarch,
@@ -32,7 +32,7 @@ MONARCH: Component[MonarchRuntime] = Component(
 
 
 @hookimpl
-def forge_runtimes() -> Iterable[Component[MonarchRuntime]]:
+def forge_runtimes() -> Iterable[RuntimeComponent]:
     yield MONARCH
 
 

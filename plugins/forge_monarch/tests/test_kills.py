@@ -47,7 +47,7 @@ PLUGIN = '''
     import time
     from pathlib import Path
 
-    from forge_core import Component, Settings, hookimpl
+    from forge_core import RewardComponent, Settings, TrackerComponent, hookimpl
 
 
     class Transcript:
@@ -111,14 +111,14 @@ PLUGIN = '''
 
     @hookimpl
     def forge_trackers():
-        yield Component(
+        yield TrackerComponent(
             name="transcript", settings=Settings, build=build_transcript, summary="all of it"
         )
 
 
     @hookimpl
     def forge_rewards():
-        yield Component(
+        yield RewardComponent(
             name="chance", settings=ChanceSettings, build=build_chance, summary="by chance"
         )
 '''

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core import BuildContext, DataError, Limits, Task, UsageError
+from forge_core import BuildContext, DataError, Task, TokenLimit, UsageError
 from forge_core.models.shape import model_window
 from forge_core.models.template_files import check_prompts
 from forge_sft.recipe_settings import SftSettings
 
 
-def limits(settings: SftSettings) -> Limits:
+def max_tokens(settings: SftSettings) -> TokenLimit:
     """Rows above ``max_length`` are left out or cut."""
-    return Limits(tokens=settings.max_length, key="recipe.max_length")
+    return TokenLimit(tokens=settings.max_length, key="recipe.max_length")
 
 
 def check_recipe(settings: SftSettings, context: BuildContext) -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forge_core import BuildContext, Component, Dataset, Loss, Recipe, hookimpl
-from forge_sft.checks import check_recipe, check_tasks, limits
+from forge_core import (
+    BuildContext,
+    DatasetComponent,
+    Loss,
+    LossComponent,
+    Recipe,
+    RecipeComponent,
+    hookimpl,
+)
+from forge_sft.checks import check_recipe, check_tasks, max_tokens
 from forge_sft.datasets import jsonl
 from forge_sft.losses.settings import CrossEntropySettings
 from forge_sft.recipe_settings import SftSettings
@@ -24,22 +32,22 @@ def _build_cross_entropy(settings: CrossEntropySettings, context: BuildContext) 
 
 
 @hookimpl
-def forge_recipes() -> Iterable[Component[Recipe]]:
-    yield Component(
+def forge_recipes() -> Iterable[RecipeComponent]:
+    yield RecipeComponent(
         name="sft",
         settings=SftSettings,
         build=_build_recipe,
         check=check_recipe,
         check_tasks=check_tasks,
-        limits=limits,
+        max_tokens=max_tokens,
         summary="supervised fine-tuning on responses",
         default=True,
     )
 
 
 @hookimpl
-def forge_losses() -> Iterable[Component[Loss]]:
-    yield Component(
+def forge_losses() -> Iterable[LossComponent]:
+    yield LossComponent(
         name="cross_entropy",
         settings=CrossEntropySettings,
         build=_build_cross_entropy,
@@ -48,8 +56,8 @@ def forge_losses() -> Iterable[Component[Loss]]:
 
 
 @hookimpl
-def forge_datasets() -> Iterable[Component[Dataset]]:
-    yield Component(
+def forge_datasets() -> Iterable[DatasetComponent]:
+    yield DatasetComponent(
         name="jsonl",
         settings=jsonl.JsonlSettings,
         build=jsonl.build,

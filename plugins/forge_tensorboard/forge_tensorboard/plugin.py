@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 
-from forge_core import BuildContext, Component, Finding, Settings, Tracker, UsageError, hookimpl
+from forge_core import (
+    BuildContext,
+    Finding,
+    Settings,
+    Tracker,
+    TrackerComponent,
+    UsageError,
+    hookimpl,
+)
 
 INSTALL = "pip install tensorboard"
 
@@ -35,8 +43,8 @@ def check_tensorboard(settings: TensorboardSettings, context: BuildContext) -> N
 
 
 @hookimpl
-def forge_trackers() -> Iterable[Component[Tracker]]:
-    yield Component(
+def forge_trackers() -> Iterable[TrackerComponent]:
+    yield TrackerComponent(
         name="tensorboard",
         settings=TensorboardSettings,
         build=build_tensorboard,

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Finding, Preset, hookimpl
+from forge_core import Finding, Preset, TrainerComponent, hookimpl
 from forge_titan.settings import TESTED, TRAINER
 
 if TYPE_CHECKING:
-    from forge_core import RunConfig, Trainer
+    from forge_core import RunConfig
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -23,7 +23,7 @@ def forge_config_resolved(config: RunConfig) -> None:
 
 
 @hookimpl
-def forge_trainers() -> Iterable[Component[Trainer]]:
+def forge_trainers() -> Iterable[TrainerComponent]:
     yield TRAINER
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, Location, PluginError, Settings
+from forge_core import BuildContext, Location, PluginError, Settings, TrainerComponent
 from forge_core.models.precision import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
@@ -99,7 +99,7 @@ def trainer_location(settings: TitanTrainerSettings) -> Location:
     return Location(cuda=computes_on_cuda(settings.device))
 
 
-TRAINER: Component[TitanTrainer] = Component(
+TRAINER = TrainerComponent(
     name="titan",
     settings=TitanTrainerSettings,
     build=build_trainer,

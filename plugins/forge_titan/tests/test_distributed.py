@@ -10,8 +10,8 @@ import torch
 
 from forge_core import (
     BuildContext,
-    Component,
     DistributedSection,
+    LossComponent,
     ModelSection,
     Selection,
     TrainingSection,
@@ -25,7 +25,7 @@ from forge_sft.plugin import forge_losses as sft_losses
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 
 STEPS = 20
-LOSSES: dict[str, Component[Any]] = {
+LOSSES: dict[str, LossComponent] = {
     component.name: component for component in (*sft_losses(), *grpo_losses())
 }
 TRAINING = TrainingSection(

@@ -12,6 +12,7 @@ from forge_core import (
     BuildContext,
     Component,
     DistributedSection,
+    LossComponent,
     ModelSection,
     Selection,
     Trainer,
@@ -26,7 +27,7 @@ from forge_titan.settings import TRAINER as TITAN
 from forge_torch.trainer_settings import TRAINER as TORCH
 
 STEPS = 20
-LOSSES: dict[str, Component[Any]] = {
+LOSSES: dict[str, LossComponent] = {
     component.name: component for component in (*sft_losses(), *grpo_losses())
 }
 SETTINGS: dict[str, dict[str, Any]] = {

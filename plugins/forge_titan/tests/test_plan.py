@@ -12,11 +12,11 @@ import pytest
 
 from forge_core import (
     BuildContext,
-    Component,
     DistributedSection,
     ModelInit,
     ModelSection,
     Selection,
+    TrainerComponent,
     TrainingSection,
     TrainSequence,
     Workload,
@@ -73,7 +73,7 @@ async def test_told_is_held(
         loss=Selection(family="loss", component=loss, settings=loss.settings()),
     )
     settings = TitanTrainerSettings(device="cpu")
-    measured = Component(
+    measured = TrainerComponent(
         name="measured", settings=TitanTrainerSettings, build=build_measured, summary=""
     )
     trainer = ranks.build(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, Component, Forge, ForgeError, Settings, hookimpl
+from forge_core import BuildContext, Forge, ForgeError, LossComponent, Settings, hookimpl
 from forge_core.testing.command import run_as_process
 from forge_core.testing.runs import lines_of, small_config
 from forge_sft.plugin import forge_losses
@@ -31,13 +31,13 @@ class Mishaps:
     """Cross-entropy that goes wrong on rank 1: in the second step, or before the first."""
 
     @hookimpl
-    def forge_losses(self) -> Iterable[Component[Any]]:
+    def forge_losses(self) -> Iterable[LossComponent]:
         for name, build in (
             ("raises", build_raising),
             ("dies", build_dying),
             ("dies_early", build_dead),
         ):
-            yield Component(name=name, settings=Settings, build=build, summary=name)
+            yield LossComponent(name=name, settings=Settings, build=build, summary=name)
 
 
 class Mishap:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from forge_core import (
     BuildContext,
-    Component,
     DistributedSection,
+    LossComponent,
     ModelSection,
     Selection,
     Settings,
@@ -40,7 +40,7 @@ def make_folder(name: str, folder: Path) -> Path:
 
 
 def make(folder: Path, **sections: Any) -> TitanTrainer:
-    nll = Component(name="nll", settings=Settings, build=LOSSES["nll"], summary="for tests")
+    nll = LossComponent(name="nll", settings=Settings, build=LOSSES["nll"], summary="for tests")
     context = BuildContext(
         model=ModelSection(path=folder, dtype=sections.pop("dtype", "float32")),
         training=sections.pop("training", TRAINING),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, ConfigError, Limits, Location, Settings
+from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, Settings, TokenLimit
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
@@ -92,18 +92,18 @@ def generator_location(settings: TorchGeneratorSettings) -> Location:
     return Location(cuda=computes_on_cuda(settings.device))
 
 
-def generator_limits(settings: TorchGeneratorSettings) -> Limits:
+def most_tokens(settings: TorchGeneratorSettings) -> TokenLimit:
     """Prompt and completion fit into the window."""
-    return Limits(tokens=settings.max_model_len, key="generator.max_model_len")
+    return TokenLimit(tokens=settings.max_model_len, key="generator.max_model_len")
 
 
-GENERATOR: Component[TorchGenerator] = Component(
+GENERATOR = GeneratorComponent(
     name="torch",
     settings=TorchGeneratorSettings,
     build=build_generator,
     check=check_generator,
     location=generator_location,
-    limits=generator_limits,
+    max_tokens=most_tokens,
     summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
     default=True,
 )

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Finding, hookimpl
+from forge_core import Finding, GeneratorComponent, TrainerComponent, TransportComponent, hookimpl
 from forge_torch.generator_settings import GENERATOR
 from forge_torch.trainer_settings import TRAINER
 from forge_torch.transports.components import CUDA_IPC, MEMORY, SHM
 
 if TYPE_CHECKING:
-    from forge_core import Generator, RunConfig, Trainer, Transport
+    from forge_core import RunConfig
 
 
 @hookimpl
@@ -30,17 +30,17 @@ def forge_health_checks() -> Iterable[Finding]:
 
 
 @hookimpl
-def forge_generators() -> Iterable[Component[Generator]]:
+def forge_generators() -> Iterable[GeneratorComponent]:
     yield GENERATOR
 
 
 @hookimpl
-def forge_trainers() -> Iterable[Component[Trainer]]:
+def forge_trainers() -> Iterable[TrainerComponent]:
     yield TRAINER
 
 
 @hookimpl
-def forge_transports() -> Iterable[Component[Transport]]:
+def forge_transports() -> Iterable[TransportComponent]:
     yield MEMORY
     yield SHM
     yield CUDA_IPC

@@ -9,10 +9,10 @@ from pydantic import Field
 from forge_core import (
     BuildContext,
     Checkpointing,
-    Component,
     Location,
     Memory,
     Settings,
+    TrainerComponent,
     UsageError,
     Workload,
 )
@@ -142,7 +142,7 @@ def trainer_location(settings: TorchTrainerSettings) -> Location:
     return Location(cuda=computes_on_cuda(settings.device))
 
 
-TRAINER: Component[TorchTrainer] = Component(
+TRAINER = TrainerComponent(
     name="torch",
     settings=TorchTrainerSettings,
     build=build_trainer,

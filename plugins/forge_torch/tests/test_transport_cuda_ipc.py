@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from forge_core import BuildContext, Component, ConfigError, Forge, Selection, Transport
+from forge_core import BuildContext, ConfigError, Forge, Selection, Transport, TransportComponent
 from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import CUDA_IPC, CudaIpcSettings
 from forge_torch.transports.cuda_ipc import CudaIpcTransport
@@ -56,7 +56,9 @@ def build_on_files(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcT
     )
 
 
-ON_FILES = Component(name="files", settings=CudaIpcSettings, build=build_on_files, summary="files")
+ON_FILES = TransportComponent(
+    name="files", settings=CudaIpcSettings, build=build_on_files, summary="files", reach="host"
+)
 
 
 class TestVersionsAndBuffers(TransportConformance):

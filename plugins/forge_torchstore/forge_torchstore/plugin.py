@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Finding, UsageError, hookimpl
+from forge_core import Finding, TransportComponent, UsageError, hookimpl
 from forge_torchstore.settings import TESTED, TORCHSTORE
 
 if TYPE_CHECKING:
-    from forge_core import RunConfig, Transport
+    from forge_core import RunConfig
 
 
 @hookimpl
-def forge_transports() -> Iterable[Component[Transport]]:
+def forge_transports() -> Iterable[TransportComponent]:
     yield TORCHSTORE
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, Settings
+from forge_core import BuildContext, Settings, TransportComponent
 
 if TYPE_CHECKING:
     from forge_torchstore.transport import TorchStoreTransport
@@ -41,9 +41,10 @@ def build_torchstore(settings: TorchStoreSettings, context: BuildContext) -> Tor
     )
 
 
-TORCHSTORE = Component(
+TORCHSTORE = TransportComponent(
     name="torchstore",
     settings=TorchStoreSettings,
     build=build_torchstore,
     summary="TorchStore: sharded weights, between the processes of one host or several",
+    reach="cluster",
 )

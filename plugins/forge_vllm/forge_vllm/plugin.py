@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core import Component, Finding, Preset, hookimpl
+from forge_core import Finding, GeneratorComponent, Preset, hookimpl
 from forge_vllm.settings import GENERATOR
 
 if TYPE_CHECKING:
-    from forge_core import Generator
+    pass
 
 PRESETS = Path(__file__).parent / "presets"
 
 
 @hookimpl
-def forge_generators() -> Iterable[Component[Generator]]:
+def forge_generators() -> Iterable[GeneratorComponent]:
     yield GENERATOR
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, ConfigError, Limits, Location, Settings
+from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, Settings, TokenLimit
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import visible_devices
@@ -263,7 +263,7 @@ def check_transport(context: BuildContext, cause: str) -> None:
         ConfigError: names both.
     """
     transport = context.transport
-    if transport is not None and transport.component.one_process:
+    if transport is not None and transport.reach == "process":
         raise ConfigError(
             f"transport.use: transport {transport.name!r} works within one process, and {cause} "
             "puts the engine into another; use --transport shm"
@@ -283,20 +283,20 @@ def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenera
     return VllmGenerator(settings, context)
 
 
-def generator_limits(settings: VllmSettings) -> Limits:
+def most_tokens(settings: VllmSettings) -> TokenLimit:
     """Prompt and completion fit into the engine's window."""
     length = settings.engine.get("max_model_len")
     tokens = length if isinstance(length, int) else None  # vLLM also takes text such as 16k
-    return Limits(tokens=tokens, key="generator.engine.max_model_len")
+    return TokenLimit(tokens=tokens, key="generator.engine.max_model_len")
 
 
-GENERATOR: Component[VllmGenerator] = Component(
+GENERATOR = GeneratorComponent(
     name="vllm",
     settings=VllmSettings,
     build=build_generator,
     check=check_generator,
     location=generator_location,
-    limits=generator_limits,
+    max_tokens=most_tokens,
     alters_sampling=alters_sampling,
     cautions=generator_cautions,
     serves=True,

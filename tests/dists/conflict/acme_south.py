@@ -1,6 +1,6 @@
 """One of two plugins that provide the reward ``polite``."""
 
-from forge_core import Component, Settings, hookimpl
+from forge_core import RewardComponent, Settings, hookimpl
 
 
 class PoliteSettings(Settings):
@@ -13,6 +13,6 @@ def build_polite(settings, context):
 
 @hookimpl
 def forge_rewards():
-    yield Component(
+    yield RewardComponent(
         name="polite", settings=PoliteSettings, build=build_polite, summary="polite in the south"
     )

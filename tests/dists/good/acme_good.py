@@ -1,6 +1,6 @@
 """A plugin as it should be."""
 
-from forge_core import Component, Settings, hookimpl
+from forge_core import RewardComponent, Settings, hookimpl
 
 
 class ShortSettings(Settings):
@@ -13,4 +13,6 @@ def build_short(settings, context):
 
 @hookimpl
 def forge_rewards():
-    yield Component(name="short", settings=ShortSettings, build=build_short, summary="1 if short")
+    yield RewardComponent(
+        name="short", settings=ShortSettings, build=build_short, summary="1 if short"
+    )

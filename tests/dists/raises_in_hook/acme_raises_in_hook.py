@@ -1,6 +1,6 @@
 """Contributes one reward and fails at the second."""
 
-from forge_core import Component, Settings, hookimpl
+from forge_core import RewardComponent, Settings, hookimpl
 
 
 class NoSettings(Settings):
@@ -13,5 +13,5 @@ def build_first(settings, context):
 
 @hookimpl
 def forge_rewards():
-    yield Component(name="first", settings=NoSettings, build=build_first, summary="always 1")
+    yield RewardComponent(name="first", settings=NoSettings, build=build_first, summary="always 1")
     raise OSError("the second reward's word list is gone")

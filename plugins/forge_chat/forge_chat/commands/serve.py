@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forge_chat.commands.options import find
-from forge_core import UsageError
+from forge_core import GeneratorComponent, UsageError
 from forge_core.command import INSTALL_ENGINES
 
 if TYPE_CHECKING:
@@ -72,18 +72,23 @@ def serve(
 def _generator(app: Forge, wanted: str | None, words: tuple[str, ...]) -> str | None:
     """Name of a generator that can serve; None if KEY=VALUE says it."""
     catalog = app.plugins.catalog
-    servers = [name for name in catalog.names("generator") if catalog.get("generator", name).serves]
+    servers = [name for name in catalog.names("generator") if _serves(app, name)]
     named = wanted or next((word[14:] for word in words if word.startswith("generator.use=")), None)
     if not servers:
         raise UsageError(
             "no generator that serves is installed; in a clone of Forge's repository: "
             f"{INSTALL_ENGINES}"
         )
-    if named is not None and catalog.get("generator", named).serves:
+    if named is not None and _serves(app, named):
         return wanted
     if named is not None or len(servers) > 1:
         raise UsageError(f"--generator: forge serve needs one of {', '.join(servers)}")
     return servers[0]
+
+
+def _serves(app: Forge, name: str) -> bool:
+    component = app.plugins.catalog.get("generator", name)
+    return isinstance(component, GeneratorComponent) and component.serves
 
 
 async def _serve(source: PolicySource) -> None:

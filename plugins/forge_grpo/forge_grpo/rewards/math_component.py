@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core import BuildContext, Component, DataError, Reward, RewardSample, Selection, Task
+from forge_core import (
+    BuildContext,
+    DataError,
+    Reward,
+    RewardComponent,
+    RewardSample,
+    Selection,
+    Task,
+)
 from forge_core.rewards.process import Result
 from forge_core.rewards.trial import try_reward
 from forge_grpo.rewards import final_answer
@@ -70,7 +78,7 @@ def _is_plain(answer: str) -> bool:
     return final_answer.number(answer) is not None or final_answer.is_words(answer)
 
 
-MATH: Component[Reward] = Component(
+MATH = RewardComponent(
     name="math",
     settings=MathSettings,
     build=build,

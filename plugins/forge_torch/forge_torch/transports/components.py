@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Component, ConfigError, Settings
+from forge_core import BuildContext, ConfigError, Settings, TransportComponent
 from forge_core.runtimes.devices import visible_devices
 
 if TYPE_CHECKING:
@@ -75,29 +75,29 @@ def build_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcT
     return CudaIpcTransport(context.channel, folder=settings.folder, dtype=settings.dtype)
 
 
-MEMORY = Component(
+MEMORY = TransportComponent(
     name="memory",
     settings=MemorySettings,
     build=build_memory,
     summary="weights copied once, within one process",
-    one_process=True,
+    reach="process",
     default=True,
 )
-SHM = Component(
+SHM = TransportComponent(
     name="shm",
     settings=ShmSettings,
     build=build_shm,
     summary="shared memory, between the processes of one host",
-    one_host=True,
+    reach="host",
     default=True,
 )
-CUDA_IPC = Component(
+CUDA_IPC = TransportComponent(
     name="cuda_ipc",
     settings=CudaIpcSettings,
     build=build_cuda_ipc,
     check=check_cuda_ipc,
     summary="device memory, between the processes of one host with CUDA",
-    one_host=True,
+    reach="host",
     cuda_only=True,
     default=True,
 )

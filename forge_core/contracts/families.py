@@ -1,0 +1,202 @@
+"""A component type for each family, with the fields that mean something for it.
+
+The functions among them are module-level and import nothing heavy: they are called before anything
+starts, by ``forge run``, ``forge run --dry-run`` and partly by ``forge plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from forge_core.contracts.component import Component
+from forge_core.contracts.protocols import (
+    AnyReward,
+    Dataset,
+    Environment,
+    Generator,
+    Loss,
+    Recipe,
+    Runtime,
+    Tracker,
+    Trainer,
+    Transport,
+)
+
+if TYPE_CHECKING:
+    from forge_core.contracts.context import BuildContext
+    from forge_core.contracts.memory import Memory, Workload
+    from forge_core.contracts.types import Task
+
+Reach = Literal["process", "host", "cluster"]
+"""How far apart the ends of a transport may be: in one process, on one host, on several."""
+
+REACHES: Sequence[Reach] = get_args(Reach)
+"""The narrowest first."""
+
+CheckTasks = Callable[[Any, "BuildContext", "Sequence[Task]"], None]
+"""``(settings, context, tasks)`` raises ``DataError``, with the task's id, for the first task that
+the component cannot work with. Called before anything starts with at most the first 1,000 tasks of
+each dataset that the component will get."""
+
+Cautions = Callable[[Any, "BuildContext"], "Sequence[str]"]
+"""``(settings, context)`` returns one line for each thing that works but is unlikely to be what a
+person wants: ``forge run`` (``--dry-run`` too) and ``forge plan`` show them as warnings. The
+context is that of ``check``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where a trainer or generator has its weights, as its settings say.
+
+    Args:
+        cuda: on CUDA devices of the host.
+        own_process: in a process that the component starts itself, such as an engine's. ``build``
+            then waits for that long, and makes no use of the event loop: runtime ``local`` calls it
+            in a thread.
+        isolate: the default of the kernel's key ``isolate`` for it.
+        shared_gpu: settings that it has by default where trainer and generator compute on one GPU,
+            for one that would otherwise take nearly all of its memory.
+    """
+
+    cuda: bool = False
+    own_process: bool = False
+    isolate: bool = False
+    shared_gpu: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLimit:
+    """Most tokens of a sequence, prompt and completion together, for ``forge plan``.
+
+    Args:
+        tokens: None: not bounded.
+        key: the config key that bounds them, such as ``recipe.max_length``.
+    """
+
+    tokens: int | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeComponent(Component[Recipe]):
+    """A recipe.
+
+    Args:
+        check_tasks: see ``CheckTasks``.
+        max_tokens: ``(settings)`` says what bounds a sequence; None: not known.
+        max_staleness: ``(settings)`` says the most optimizer steps between the weights that sample
+            a token and those that it trains; None: not known.
+    """
+
+    check_tasks: CheckTasks | None = None
+    max_tokens: Callable[[Any], TokenLimit] | None = None
+    max_staleness: Callable[[Any], int | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorComponent(Component[Generator]):
+    """A generator.
+
+    Args:
+        cautions: see ``Cautions``.
+        location: ``(settings)`` says where its weights are; None: in host memory of the replica.
+        max_tokens: ``(settings)`` says what bounds a sequence; None: not known.
+        alters_sampling: ``(settings)`` names those of its keys, as people write them
+            (``generator.sampling.min_p``), by which it samples from another distribution than the
+            model's at ``sampling.temperature``. They are refused beside a loss that compares with
+            the sampler's logprobs.
+        serves: whether it is a ``forge_core.ServingGenerator``.
+    """
+
+    cautions: Cautions | None = None
+    location: Callable[[Any], Location] | None = None
+    max_tokens: Callable[[Any], TokenLimit] | None = None
+    alters_sampling: Callable[[Any], Sequence[str]] | None = None
+    serves: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerComponent(Component[Trainer]):
+    """A trainer.
+
+    Args:
+        cautions: see ``Cautions``.
+        location: ``(settings)`` says where its weights are; None: in host memory of the replica.
+        memory: ``(settings, context, workload)`` says what one rank holds, for ``forge plan``.
+    """
+
+    cautions: Cautions | None = None
+    location: Callable[[Any], Location] | None = None
+    memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossComponent(Component[Loss]):
+    """A loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportComponent(Component[Transport]):
+    """A transport.
+
+    Args:
+        reach: how far apart its ends may be.
+        cuda_only: all ends must be on CUDA devices.
+    """
+
+    reach: Reach
+    cuda_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeComponent(Component[Runtime]):
+    """A runtime."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentComponent(Component[Environment]):
+    """An environment.
+
+    Args:
+        check_tasks: see ``CheckTasks``.
+    """
+
+    check_tasks: CheckTasks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardComponent(Component[AnyReward]):
+    """A reward.
+
+    Args:
+        check_tasks: see ``CheckTasks``.
+    """
+
+    check_tasks: CheckTasks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetComponent(Component[Dataset]):
+    """A dataset."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerComponent(Component[Tracker]):
+    """A tracker."""
+
+
+COMPONENT_TYPES: Mapping[str, type[Component[Any]]] = {
+    "recipe": RecipeComponent,
+    "generator": GeneratorComponent,
+    "trainer": TrainerComponent,
+    "loss": LossComponent,
+    "transport": TransportComponent,
+    "runtime": RuntimeComponent,
+    "environment": EnvironmentComponent,
+    "reward": RewardComponent,
+    "dataset": DatasetComponent,
+    "tracker": TrackerComponent,
+}
+"""Family -> the type of its components. Families that plugins add have ``Component``."""

@@ -1,0 +1,182 @@
+"""A component that a config chose, with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from forge_core.contracts.blame import blaming, contained, title
+from forge_core.contracts.built import check_built
+from forge_core.contracts.errors import ForgeError
+from forge_core.contracts.families import (
+    CheckTasks,
+    EnvironmentComponent,
+    GeneratorComponent,
+    Location,
+    Reach,
+    RecipeComponent,
+    RewardComponent,
+    TokenLimit,
+    TrainerComponent,
+    TransportComponent,
+)
+
+if TYPE_CHECKING:
+    from forge_core.contracts.component import Component
+    from forge_core.contracts.context import BuildContext
+    from forge_core.contracts.memory import Memory, Workload
+    from forge_core.contracts.types import Task
+
+PARTS = ("loss", "transport")
+"""Families that a trainer or a generator builds for itself: a failure would pass for its own."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(Generic[T_co]):
+    """A component chosen by a config, with its settings already parsed. Picklable.
+
+    Args:
+        family: such as ``loss``.
+        component: what was chosen.
+        settings: parsed with its settings class.
+        plugin: distribution or plugin that it comes from; empty for the kernel's own helpers,
+            which are in no config.
+    """
+
+    family: str
+    component: Component[T_co]
+    settings: BaseModel
+    plugin: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.component.name
+
+    @property
+    def location(self) -> Location:
+        """Where a trainer or generator has its weights."""
+        component = self.component
+        if not isinstance(component, GeneratorComponent | TrainerComponent):
+            return Location()
+        if component.location is None:
+            return Location()
+        with blaming(self, "location"):
+            return component.location(self.settings)
+
+    @property
+    def alters_sampling(self) -> Sequence[str]:
+        """Keys by which a generator samples from another distribution than the model's."""
+        component = self.component
+        if not isinstance(component, GeneratorComponent) or component.alters_sampling is None:
+            return ()
+        with blaming(self, "alters_sampling"):
+            return component.alters_sampling(self.settings)
+
+    @property
+    def serves(self) -> bool:
+        """Whether a generator is a ``ServingGenerator``."""
+        return isinstance(self.component, GeneratorComponent) and self.component.serves
+
+    @property
+    def checks_tasks(self) -> bool:
+        """Whether the component looks at tasks before a start."""
+        return self._check_tasks is not None
+
+    @property
+    def _check_tasks(self) -> CheckTasks | None:
+        component = self.component
+        if isinstance(component, RecipeComponent | EnvironmentComponent | RewardComponent):
+            return component.check_tasks
+        return None
+
+    @property
+    def tells_memory(self) -> bool:
+        """Whether a trainer says what its ranks hold."""
+        return isinstance(self.component, TrainerComponent) and self.component.memory is not None
+
+    @property
+    def reach(self) -> Reach:
+        """How far apart the ends of a transport may be."""
+        assert isinstance(self.component, TransportComponent)
+        return self.component.reach
+
+    @property
+    def max_tokens(self) -> TokenLimit:
+        """What a recipe or generator bounds a sequence by."""
+        component = self.component
+        if not isinstance(component, RecipeComponent | GeneratorComponent):
+            return TokenLimit()
+        if component.max_tokens is None:
+            return TokenLimit()
+        with blaming(self, "max_tokens"):
+            return component.max_tokens(self.settings)
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Optimizer steps that what a recipe trains may lie behind; None: not known."""
+        component = self.component
+        if not isinstance(component, RecipeComponent) or component.max_staleness is None:
+            return None
+        with blaming(self, "max_staleness"):
+            return component.max_staleness(self.settings)
+
+    def build(self, context: BuildContext) -> T_co:
+        """Make the component. Heavy imports happen here, and nowhere else.
+
+        Raises:
+            PluginError: what was built is not what its family must be.
+            Escaped: it raised ``SystemExit`` or the like.
+        """
+        try:
+            with contained():
+                built = self.component.build(self.settings, context)
+        except Exception as error:
+            if self.family in PARTS and not isinstance(error, ForgeError):
+                error.add_note(f"in the build of {title(self)}")
+            raise
+        if self.plugin:
+            check_built(self, built)
+        return built
+
+    def check(self, context: BuildContext) -> None:
+        """Refuse before a start what ``build`` would refuse.
+
+        Raises:
+            UsageError: names the key, and what is allowed.
+        """
+        if self.component.check is not None:
+            with blaming(self, "check"):
+                self.component.check(self.settings, context)
+
+    def check_tasks(self, context: BuildContext, tasks: Sequence[Task]) -> None:
+        """Refuse tasks that the component cannot work with.
+
+        Raises:
+            DataError: names the first of them.
+        """
+        if (check := self._check_tasks) is not None:
+            with blaming(self, "check_tasks"):
+                check(self.settings, context, tasks)
+
+    def memory(self, context: BuildContext, workload: Workload) -> Memory:
+        """What one rank of a trainer holds; only where ``tells_memory``."""
+        component = self.component
+        assert isinstance(component, TrainerComponent)
+        assert component.memory is not None
+        with blaming(self, "memory"):
+            return component.memory(self.settings, context, workload)
+
+    def cautions(self, context: BuildContext) -> Sequence[str]:
+        """What is worth a warning before a start."""
+        component = self.component
+        if not isinstance(component, GeneratorComponent | TrainerComponent):
+            return ()
+        if component.cautions is None:
+            return ()
+        with blaming(self, "cautions"):
+            return component.cautions(self.settings, context)

@@ -106,17 +106,6 @@ class Watchdog:
         """Remember the newest event of the run; reports name it."""
         self._last_event = (message, time.monotonic())
 
-    def snapshot(self) -> list[Waiting]:
-        """What is waited for now, longest first."""
-        now = time.monotonic()
-        with self._lock:
-            groups = self._groups()
-        found = [
-            Waiting(who, what, len(waits), now - waits[0].since, waits[0].detail)
-            for (who, what), waits in groups.items()
-        ]
-        return sorted(found, key=lambda waiting: -waiting.seconds)
-
     def close(self) -> None:
         """End the thread. Safe to call twice."""
         self._closed.set()

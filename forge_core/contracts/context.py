@@ -62,7 +62,6 @@ class BuildContext:
         services: where the replicas of all services of the stage go, by service; a runtime checks
             them together before it starts the first.
         logs: folder that processes of the run write their output to; None: to our stderr.
-        extra: what a plugin hands to its own components.
     """
 
     model: ModelSection
@@ -77,4 +76,3 @@ class BuildContext:
     world_size: int = 1
     services: Mapping[str, Placement] = field(default_factory=dict)
     logs: Path | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -57,7 +57,6 @@ class RunFailed(ForgeError):
         message: what happened, one line.
         component: such as ``trainer torch``; empty when it was the recipe itself.
         replica: index of the replica, or None.
-        host: host name of the process that failed.
         log_tail: last lines of that process's log.
     """
 
@@ -67,13 +66,11 @@ class RunFailed(ForgeError):
         *,
         component: str = "",
         replica: int | None = None,
-        host: str = "",
         log_tail: Sequence[str] = (),
     ) -> None:
         self.message = message
         self.component = component
         self.replica = replica
-        self.host = host
         self.log_tail = tuple(log_tail)
         where = component if replica is None else f"{component} (replica {replica})"
         super().__init__(f"{where}: {message}" if where else message)

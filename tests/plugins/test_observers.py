@@ -11,7 +11,16 @@ from forge_core.app import Forge
 HOOKS = """
     from pathlib import Path
 
-    from forge_core import Component, Preset, Section, Settings, hookimpl
+    from forge_core import (
+        Component,
+        Preset,
+        RecipeComponent,
+        RewardComponent,
+        Section,
+        Settings,
+        TrackerComponent,
+        hookimpl,
+    )
 
     {extra}
 
@@ -30,20 +39,20 @@ HOOKS = """
     def recipe(settings, context):
         return Recipe()
 
-    def component(name, build=nothing):
-        return Component(name=name, settings=Settings, build=build, summary="a test's")
+    def component(name, build=nothing, kind=Component):
+        return kind(name=name, settings=Settings, build=build, summary="a test's")
 
     @hookimpl
     def forge_recipes():
-        yield component("{name}-recipe", recipe)
+        yield component("{name}-recipe", recipe, RecipeComponent)
 
     @hookimpl
     def forge_rewards():
-        yield component("{name}-reward")
+        yield component("{name}-reward", kind=RewardComponent)
 
     @hookimpl
     def forge_trackers():
-        yield component("{name}-tracker")
+        yield component("{name}-tracker", kind=TrackerComponent)
 
     @hookimpl
     def forge_sections():

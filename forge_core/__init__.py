@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge_core.app import Forge
+    from forge_core.contracts.arrays import (
+        BoolArray,
+        FloatArray,
+        IntArray,
+    )
     from forge_core.contracts.component import Component
     from forge_core.contracts.config import (
         Provenance,
@@ -166,6 +171,7 @@ __all__ = [
     "AnyReward",
     "ArchitectureFields",
     "BatchReward",
+    "BoolArray",
     "BuildContext",
     "Cautions",
     "CheckTasks",
@@ -193,12 +199,14 @@ __all__ = [
     "FanoutError",
     "Finding",
     "FinishReason",
+    "FloatArray",
     "Forge",
     "ForgeError",
     "Generator",
     "GeneratorComponent",
     "Group",
     "GroupReward",
+    "IntArray",
     "Interaction",
     "Interrupted",
     "Location",
@@ -312,6 +320,7 @@ _MODULES = (
     "contracts.config",
     "contracts.recipe",
     "app",
+    "contracts.arrays",
 )
 """Where the names are, the lightest first: a module is imported to look a name up."""
 

@@ -164,10 +164,10 @@ async def _play(
             text,
             observation,
             tokenizer,
-            last_token=completion.tokens[-1],
+            last_token=int(completion.tokens[-1]),
             tools=episode.task.tools,
         )
-        tokens = [*episode.tokens, *reply]
+        tokens = [*episode.tokens.tolist(), *reply]
         again = replace(sampling, n=1, seed=derive_seed(seed, "turn", turn))
         try:
             (completion,) = await generate(tokens, again)

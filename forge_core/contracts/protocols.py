@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
+    from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.loss import LossBatch, LossOutput
     from forge_core.contracts.recipe import RecipeContext
@@ -134,10 +135,10 @@ class Trainer(Protocol):
         *,
         reference: bool = False,
         temperature: float = 1.0,
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         """Logprob of every token under the current weights or the reference's, at a temperature.
 
-        Returns one list for each sequence, as long as its tokens, 0 where ``loss_mask`` is False.
+        Returns one array for each sequence, as long as its tokens, 0 where ``loss_mask`` is False.
         """
         ...
 

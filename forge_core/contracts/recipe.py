@@ -13,6 +13,7 @@ from forge_core.contracts.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Dataset, Environment, Loss
@@ -155,7 +156,7 @@ class RecipeContext(Protocol):
 
     async def reference_logprobs(
         self, sequences: Sequence[TrainSequence], *, temperature: float = 1.0
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         """Logprob of every token under the weights the stage began with.
 
         Args:
@@ -163,7 +164,7 @@ class RecipeContext(Protocol):
             temperature: logits are divided by it.
 
         Returns:
-            one list for each sequence, as ``Trainer.logprobs``.
+            one array for each sequence, as ``Trainer.logprobs``.
         """
         ...
 

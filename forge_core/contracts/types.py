@@ -1,4 +1,4 @@
-"""The data that flows through a run, in the order it flows. No tensors here: lists of numbers.
+"""The data that flows through a run, in the order it flows. No tensors here: numpy arrays.
 
 task -> prompt tokens -> completion -> episode -> rewards -> group -> sequences -> trainer.
 
@@ -8,9 +8,20 @@ masked and trained on. Text is for people and rewards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+
+if TYPE_CHECKING:
+    from forge_core.contracts.arrays import (
+        BoolArray,
+        Flags,
+        FloatArray,
+        Floats,
+        IntArray,
+        Ints,
+    )
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -89,28 +100,77 @@ class Sampling:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class Completion:
-    """What a generator returns for one sample.
+    """What a generator returns for one sample. Lists, arrays and tensors are taken.
 
     Args:
-        tokens: new token ids, stop token included when it stopped on one. Length L.
-        logprobs: natural-log probability of each token under the distribution sampled from. [L]
-        versions: policy version of the weights that sampled each token. [L], non-decreasing.
+        tokens: new token ids, stop token included when it stopped on one. [L] int32
+        logprobs: natural-log probability of each token under the distribution sampled from.
+            [L] float32
+        versions: policy version of the weights that sampled each token, non-decreasing. [L] int32
         finish_reason: ``stop`` (a stop token), ``length`` (max_tokens or window), ``cancelled``.
+
+    Raises:
+        ValueError: they are not equally long, or hold something else.
     """
 
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    versions: Sequence[int]
+    tokens: IntArray
+    logprobs: FloatArray
+    versions: IntArray
     finish_reason: FinishReason
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, tokens: Ints, logprobs: Floats, versions: Ints, finish_reason: FinishReason
+    ) -> None:
+        from forge_core.contracts.conversion import floats, ints
+
+        put = object.__setattr__
+        put(self, "tokens", ints(tokens, "tokens"))
+        put(self, "logprobs", floats(logprobs, "logprobs"))
+        put(self, "versions", ints(versions, "versions"))
+        put(self, "finish_reason", finish_reason)
         if not len(self.tokens) == len(self.logprobs) == len(self.versions):
             raise ValueError(
                 f"completion of {len(self.tokens)} tokens has {len(self.logprobs)} logprobs and "
                 f"{len(self.versions)} versions; all three must be equally long"
             )
+
+    def __eq__(self, other: object) -> bool:
+        return _equal(self, other)
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
+        from forge_core.contracts.conversion import packed
+
+        buffers = (
+            packed(self.tokens, protocol),
+            packed(self.logprobs, protocol),
+            packed(self.versions, protocol),
+        )
+        return _unpickled_completion, (*buffers, self.finish_reason)
+
+
+def _unpickled_completion(
+    tokens: Any, logprobs: Any, versions: Any, finish_reason: FinishReason
+) -> Completion:
+    import numpy as np
+
+    return Completion(
+        np.frombuffer(tokens, np.int32),
+        np.frombuffer(logprobs, np.float32),
+        np.frombuffer(versions, np.int32),
+        finish_reason,
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two dataclasses are of one type and hold the same, arrays by their numbers."""
+    from forge_core.contracts.conversion import equal
+
+    if not isinstance(other, type(one)):
+        return False
+    names = one.__dataclass_fields__
+    return all(equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +190,52 @@ class CompletionPart:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class Turn:
-    """A run of tokens with one origin. Only ``completion`` turns are trained on."""
+    """A run of tokens with one origin. Only ``completion`` turns are trained on.
+
+    Args:
+        kind: where the tokens come from.
+        tokens: token ids; lists, arrays and tensors are taken. [L] int32
+        completion: whose tokens they are, in a ``completion`` turn.
+    """
 
     kind: Literal["prompt", "completion", "observation"]
-    tokens: Sequence[int]
-    completion: Completion | None = None
+    tokens: IntArray
+    completion: Completion | None
+
+    def __init__(
+        self,
+        kind: Literal["prompt", "completion", "observation"],
+        tokens: Ints,
+        completion: Completion | None = None,
+    ) -> None:
+        from forge_core.contracts.conversion import ints
+
+        put = object.__setattr__
+        put(self, "kind", kind)
+        put(self, "tokens", ints(tokens, f"tokens of a {kind}"))
+        put(self, "completion", completion)
+
+    def __eq__(self, other: object) -> bool:
+        return _equal(self, other)
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
+        from forge_core.contracts.conversion import packed
+
+        said = self.completion
+        if said is not None and said.tokens is self.tokens:
+            return _unpickled_turn, (self.kind, None, said)
+        return _unpickled_turn, (self.kind, packed(self.tokens, protocol), said)
+
+
+def _unpickled_turn(kind: Any, tokens: Any, completion: Completion | None) -> Turn:
+    import numpy as np
+
+    if tokens is None:
+        assert completion is not None
+        return Turn(kind, completion.tokens, completion)
+    return Turn(kind, np.frombuffer(tokens, np.int32), completion)
 
 
 @dataclass(slots=True)
@@ -184,32 +283,50 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
-    def tokens(self) -> list[int]:
-        """All token ids, in order. [T]"""
-        return [token for turn in self.turns for token in turn.tokens]
+    def tokens(self) -> IntArray:
+        """All token ids, in order; made when asked for. [T] int32"""
+        import numpy as np
+
+        from forge_core.contracts.conversion import joined
+
+        joined_tokens: IntArray = joined([turn.tokens for turn in self.turns], np.int32)
+        return joined_tokens
 
     @property
-    def loss_mask(self) -> list[bool]:
+    def loss_mask(self) -> BoolArray:
         """True where a token was sampled by the policy: from roles, never from token values. [T]"""
-        return [turn.kind == "completion" for turn in self.turns for _ in turn.tokens]
+        import numpy as np
+
+        sampled = [turn.kind == "completion" for turn in self.turns]
+        return np.repeat(np.array(sampled, np.bool_), [len(turn.tokens) for turn in self.turns])
 
     @property
-    def logprobs(self) -> list[float]:
-        """Sampler's logprob of every token, 0 where it was not sampled. [T]"""
-        return [
-            value
-            for turn in self.turns
-            for value in (turn.completion.logprobs if turn.completion else [0.0] * len(turn.tokens))
-        ]
+    def logprobs(self) -> FloatArray:
+        """Sampler's logprob of every token, 0 where it was not sampled. [T] float32"""
+        import numpy as np
+
+        values = np.zeros(sum(len(turn.tokens) for turn in self.turns), np.float32)
+        for start, completion in self._completions():
+            values[start : start + len(completion.tokens)] = completion.logprobs
+        return values
 
     @property
-    def versions(self) -> list[int]:
-        """Policy version that sampled each token, -1 where it was not sampled. [T]"""
-        return [
-            value
-            for turn in self.turns
-            for value in (turn.completion.versions if turn.completion else [-1] * len(turn.tokens))
-        ]
+    def versions(self) -> IntArray:
+        """Policy version that sampled each token, -1 where it was not sampled. [T] int32"""
+        import numpy as np
+
+        values = np.full(sum(len(turn.tokens) for turn in self.turns), -1, np.int32)
+        for start, completion in self._completions():
+            values[start : start + len(completion.tokens)] = completion.versions
+        return values
+
+    def _completions(self) -> Iterator[tuple[int, Completion]]:
+        """Each completion, with the place of its first token."""
+        start = 0
+        for turn in self.turns:
+            if turn.completion is not None:
+                yield start, turn.completion
+            start += len(turn.tokens)
 
     @property
     def all_failures(self) -> dict[str, str]:
@@ -270,21 +387,84 @@ class RewardResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class TrainSequence:
-    """One sequence to train on, as a recipe hands it to a trainer.
+    """One sequence to train on, as a recipe hands it to a trainer. Lists, arrays and tensors are
+    taken.
 
     Args:
-        tokens: token ids. [T]
-        loss_mask: True for each token whose prediction is trained; the first is never. [T]
+        tokens: token ids. [T] int32
+        loss_mask: True for each token whose prediction is trained; the first is never. [T] bool
         fields: what the loss needs beside logprobs: a number (for the whole sequence) or one number
-            for each token [T]; numpy arrays and tensors are taken like lists. Well-known names:
-            ``advantages``, ``sampler_logprobs``, ``reference_logprobs``, ``versions``, ``weights``.
+            for each token [T] float32. Well-known names: ``advantages``, ``sampler_logprobs``,
+            ``reference_logprobs``, ``versions``, ``weights``.
+
+    Raises:
+        ValueError: the mask or a field is not as long as the tokens, or one of them holds something
+            else than such numbers; names it.
     """
 
-    tokens: Sequence[int]
-    loss_mask: Sequence[bool]
-    fields: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    tokens: IntArray
+    loss_mask: BoolArray
+    fields: Mapping[str, float | FloatArray]
+
+    def __init__(
+        self,
+        tokens: Ints,
+        loss_mask: Flags,
+        fields: Mapping[str, float | Floats] = MappingProxyType({}),
+    ) -> None:
+        from forge_core.contracts.conversion import flags, ints, number_or_floats
+
+        put = object.__setattr__
+        put(self, "tokens", ints(tokens, "tokens"))
+        put(self, "loss_mask", flags(loss_mask, "loss_mask"))
+        length = len(self.tokens)
+        if len(self.loss_mask) != length:
+            raise ValueError(f"loss_mask has {len(self.loss_mask)} entries for {length} tokens")
+        checked = {
+            name: number_or_floats(value, length, f"field {name!r}")
+            for name, value in fields.items()
+        }
+        put(self, "fields", checked)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TrainSequence) or self.fields.keys() != other.fields.keys():
+            return False
+        from forge_core.contracts.conversion import equal
+
+        pairs: list[tuple[Any, Any]] = [
+            (self.tokens, other.tokens),
+            (self.loss_mask, other.loss_mask),
+        ]
+        pairs += [(value, other.fields[name]) for name, value in self.fields.items()]
+        return all(equal(one, another) for one, another in pairs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
+        from forge_core.contracts.conversion import packed
+
+        fields = {
+            name: value if isinstance(value, float) else packed(value, protocol)
+            for name, value in self.fields.items()
+        }
+        return _unpickled_sequence, (
+            packed(self.tokens, protocol),
+            packed(self.loss_mask, protocol),
+            fields,
+        )
+
+
+def _unpickled_sequence(tokens: Any, loss_mask: Any, fields: Mapping[str, Any]) -> TrainSequence:
+    import numpy as np
+
+    return TrainSequence(
+        np.frombuffer(tokens, np.int32),
+        np.frombuffer(loss_mask, np.bool_),
+        {
+            name: value if isinstance(value, float) else np.frombuffer(value, np.float32)
+            for name, value in fields.items()
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,10 @@ def oldest_version(group: Group) -> float:
     """Policy version of the group's oldest sampled token; infinity where none was sampled."""
     return min(
         (
-            min(turn.completion.versions)
+            int(turn.completion.versions.min())
             for episode in group.episodes
             for turn in episode.turns
-            if turn.completion is not None and turn.completion.versions
+            if turn.completion is not None and len(turn.completion.versions)
         ),
         default=float("inf"),
     )

@@ -23,6 +23,7 @@ from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 
 if TYPE_CHECKING:
+    from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Runtime
@@ -130,11 +131,11 @@ class Parts:
 
     async def reference_logprobs(
         self, sequences: Sequence[TrainSequence], temperature: float
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         """From the trainer's frozen copy, or shared evenly by the replicas of the reference."""
         if self._config.reference is None:
             trainer = await self.trainer()
-            held: list[list[float]] = await trainer.logprobs.route(
+            held: list[FloatArray] = await trainer.logprobs.route(
                 sequences, reference=True, temperature=temperature
             )
             return held

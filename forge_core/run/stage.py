@@ -25,6 +25,7 @@ from forge_core.services.service import Service
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.protocols import Loss, Recipe
     from forge_core.contracts.records import Evaluation
@@ -148,7 +149,7 @@ class Stage:
 
     async def reference_logprobs(
         self, sequences: Sequence[TrainSequence], *, temperature: float = 1.0
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         return await self._parts.reference_logprobs(sequences, temperature)
 
     async def replay_buffer(self, max_staleness: int) -> Service:

@@ -11,10 +11,11 @@ import itertools
 from collections.abc import KeysView, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
+import numpy as np
 import torch
 
+from forge_core.contracts.arrays import FloatArray
 from forge_core.contracts.loss import LossBatch
 from forge_core.contracts.types import TrainSequence
 
@@ -38,13 +39,12 @@ class PackedBatch:
     targets: torch.Tensor
     loss_batch: LossBatch
 
-    def rows(self, values: torch.Tensor) -> list[list[float]]:
+    def rows(self, values: torch.Tensor) -> list[FloatArray]:
         """A number for each token of each sequence: those of the N trained tokens, else 0. [S]"""
         whole = torch.zeros(self.tokens.numel(), device=values.device)
         whole[self.targets] = values.float()
-        numbers: list[float] = whole.tolist()  # one copy from the device for all rows
-        ends = list(accumulate(self.lengths))
-        return [numbers[end - n : end] for n, end in zip(self.lengths, ends, strict=True)]
+        numbers = whole.cpu().numpy()  # one copy from the device for all rows
+        return np.split(numbers, list(accumulate(self.lengths))[:-1])
 
     def select(self, sequences: Sequence[int]) -> tuple[PackedBatch, torch.Tensor]:
         """Some of the sequences as a batch of their own.
@@ -80,44 +80,39 @@ class PackedBatch:
 
 
 def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu") -> PackedBatch:
-    """Lay sequences end to end. Arrays and tensors are taken like lists of the same numbers.
+    """Lay sequences end to end.
 
     Raises:
-        ValueError: a sequence is empty, trains its first token, or has a mask or field of another
-            length, a field is neither a number nor one number for each token, or the sequences do
-            not all have the same fields.
+        ValueError: a sequence is empty or trains its first token, or the sequences do not all have
+            the same fields.
     """
     if not sequences:
         raise ValueError("a batch holds at least one sequence")
     names = sequences[0].fields.keys()
-    tokens: list[int] = []
-    targets: list[int] = []
-    owners: list[int] = []
-    values: dict[str, list[float]] = {name: [] for name in names}
     for index, sequence in enumerate(sequences):
         _check(index, sequence, names)
-        trained = [i for i, is_trained in enumerate(_plain(sequence.loss_mask)) if is_trained]
-        targets.extend(len(tokens) + i for i in trained)
-        tokens.extend(_plain(sequence.tokens))
-        owners.extend([index] * len(trained))
-        for name, given in sequence.fields.items():
-            value = _numbers(given, len(sequence.tokens), f"sequence {index}: field {name!r}")
-            if isinstance(value, list):
-                values[name].extend(value[i] for i in trained)
-            else:
-                values[name].extend([value] * len(trained))
-    lengths = tuple(len(sequence.tokens) for sequence in sequences)
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    targets = np.flatnonzero(np.concatenate([sequence.loss_mask for sequence in sequences]))
     fields = {
-        name: torch.tensor(numbers, dtype=torch.float32, device=device)
-        for name, numbers in values.items()
+        name: torch.from_numpy(
+            np.concatenate(
+                [
+                    np.broadcast_to(np.asarray(sequence.fields[name], np.float32), length)
+                    for sequence, length in zip(sequences, lengths, strict=True)
+                ]
+            )[targets]
+        ).to(device)
+        for name in names
     }
+    owners = np.repeat(np.arange(len(sequences)), lengths)[targets]
+    tokens = np.concatenate([sequence.tokens for sequence in sequences])
     return PackedBatch(
-        tokens=torch.tensor(tokens, dtype=torch.int64, device=device),
+        tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
         positions=torch.cat([torch.arange(length) for length in lengths]).to(device),
-        lengths=lengths,
-        targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        lengths=tuple(lengths),
+        targets=torch.from_numpy(targets).to(device),
         loss_batch=LossBatch(
-            sequence=torch.tensor(owners, dtype=torch.int64, device=device),
+            sequence=torch.from_numpy(owners).to(device),
             num_sequences=len(sequences),
             fields=fields,
         ),
@@ -125,39 +120,11 @@ def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu")
 
 
 def _check(index: int, sequence: TrainSequence, names: KeysView[str]) -> None:
-    length = len(sequence.tokens)
-    if length == 0:
+    if len(sequence.tokens) == 0:
         raise ValueError(f"sequence {index} is empty")
-    if len(sequence.loss_mask) != length:
-        raise ValueError(
-            f"sequence {index} has {length} tokens and a loss mask of {len(sequence.loss_mask)}"
-        )
     if sequence.loss_mask[0]:
         raise ValueError(f"sequence {index} trains its first token, which nothing predicts")
     if sequence.fields.keys() != names:
         raise ValueError(
             f"sequence {index} has the fields {sorted(sequence.fields)}, sequence 0 {sorted(names)}"
         )
-
-
-def _plain(values: Any) -> Any:
-    """Numbers of Python's own: ``tolist`` is what numpy arrays, their scalars and tensors have."""
-    return values.tolist() if hasattr(values, "tolist") else values
-
-
-def _numbers(value: Any, length: int, where: str) -> float | list[float]:
-    """A field's value as one number, or as one number for each of ``length`` tokens."""
-    plain = _plain(value)
-    if isinstance(plain, float | int):
-        return plain
-    if not isinstance(plain, Sequence) or isinstance(plain, str | bytes):
-        raise ValueError(
-            f"{where} is a {type(value).__name__}; a number or one number for each token is allowed"
-        )
-    numbers = [_plain(number) for number in plain]
-    if len(numbers) != length:
-        raise ValueError(f"{where} has {len(numbers)} numbers for {length} tokens")
-    for number in numbers:
-        if not isinstance(number, float | int):
-            raise ValueError(f"{where} holds a {type(number).__name__}; only numbers are allowed")
-    return numbers

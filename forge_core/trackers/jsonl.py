@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from forge_core.contracts.errors import RunFailed
 from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
 from forge_core.contracts.types import Episode
@@ -157,6 +159,9 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        numbers = value.tolist()
+        return numbers if value.dtype.kind in "iub" else _plain(numbers)
     if isinstance(value, Sequence | set | frozenset):
         return [_plain(item) for item in value]
     return str(value)

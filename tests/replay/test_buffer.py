@@ -88,7 +88,8 @@ def test_each_group_leaves_once_in_order_and_within_the_bound(
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-tokens = st.lists(st.tuples(st.integers(0, 2**31), numbers, st.integers(0, 9)), max_size=3)
+logprob = st.floats(width=32, max_value=0, allow_nan=False)
+tokens = st.lists(st.tuples(st.integers(0, 2**31 - 1), logprob, st.integers(0, 9)), max_size=3)
 
 
 @st.composite

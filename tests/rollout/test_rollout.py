@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from forge_core import (
@@ -145,7 +146,9 @@ async def test_sampled_tokens_are_never_tokenized_again() -> None:
     (episode,) = (await play(environment, generate, tokenizer)).episodes
     assert environment.heard == ["ab"] * 3
     assert episode.completion_texts == ["ab"] * 3
-    assert [turn.tokens for turn in episode.turns if turn.kind == "completion"] == [sampled] * 3
+    assert [turn.tokens.tolist() for turn in episode.turns if turn.kind == "completion"] == [
+        sampled
+    ] * 3
     assert ab not in episode.tokens
     # What the policy is given next is what it said, token for token.
     assert prompts[1][: len(prompts[0]) + 3] == prompts[0] + sampled
@@ -182,7 +185,7 @@ async def test_tokens_of_a_chat_are_what_the_template_renders() -> None:
     for turn, (prompt, _) in enumerate(calls):
         assert prompt == encode_prompt(conversation[: 1 + 2 * turn], tokenizer)
     last = [*tokenizer.encode("7"), tokenizer.eos_token_id]
-    assert episode.tokens == encode_prompt(conversation, tokenizer) + last
+    assert episode.tokens.tolist() == encode_prompt(conversation, tokenizer) + last
 
 
 async def test_plain_text_goes_on_with_the_observation() -> None:
@@ -202,13 +205,13 @@ async def test_what_is_said_of_each_token_stays_with_it() -> None:
     end = tokenizer.eos_token_id
     one, two, seven = (tokenizer.convert_tokens_to_ids(digit) for digit in "127")
     assert [row for row in rows if row[1]] == [
-        (one, True, -1.0, 0),
-        (end, True, -1.01, 0),
-        (two, True, -2.0, 1),
-        (two, True, -2.01, 1),
-        (end, True, -2.02, 1),
-        (seven, True, -3.0, 2),
-        (end, True, -3.01, 2),
+        (one, True, np.float32(-1.0), 0),
+        (end, True, np.float32(-1.01), 0),
+        (two, True, np.float32(-2.0), 1),
+        (two, True, np.float32(-2.01), 1),
+        (end, True, np.float32(-2.02), 1),
+        (seven, True, np.float32(-3.0), 2),
+        (end, True, np.float32(-3.01), 2),
     ]
     assert {row[2:] for row in rows if not row[1]} == {(0.0, -1)}
     assert episode.completion_length == 7
@@ -313,6 +316,6 @@ async def test_a_seed_repeats_a_group_whatever_comes_first() -> None:
     async def tokens(seed: int) -> list[list[int]]:
         policy = ScriptedPolicy([str(number) for number in range(50)], tokenizer)
         group = await play(Guessing(CHAT), policy.generate, tokenizer, size=4, seed=seed)
-        return [episode.tokens for episode in group.episodes]
+        return [episode.tokens.tolist() for episode in group.episodes]
 
     assert await tokens(1) == await tokens(1) != await tokens(2)

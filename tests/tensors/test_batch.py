@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -46,18 +48,6 @@ def test_every_token_stands_where_it_should(rows: list[TrainSequence]) -> None:
         ([], "at least one"),
         ([TrainSequence([], [])], "sequence 0 is empty"),
         ([TrainSequence([1, 2], [True, True])], "sequence 0 trains its first token"),
-        ([TrainSequence([1, 2], [False])], "loss mask of 1"),
-        (
-            [TrainSequence([1, 2], [False, True], {"a": [1.0]})],
-            "sequence 0: field 'a' has 1 numbers for 2 tokens",
-        ),
-        (
-            [TrainSequence([1, 2], [False, True], {"a": np.ones((2, 1))})],
-            "sequence 0: field 'a' holds a list",
-        ),
-        ([TrainSequence([1, 2], [False, True], {"a": [1.0, None]})], "field 'a' holds a NoneType"),
-        ([TrainSequence([1, 2], [False, True], {"a": "12"})], "field 'a' is a str; a number or"),
-        ([TrainSequence([1, 2], [False, True], {"a": {0, 1}})], "field 'a' is a set; a number"),
         (
             [TrainSequence([1, 2], [False, True], {"a": 1.0}), TrainSequence([1], [False])],
             "sequence 1 has the fields",
@@ -69,10 +59,47 @@ def test_a_wrong_sequence_is_named(rows: list[TrainSequence], message: str) -> N
         pack(rows)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "mask", "fields", "message"),
+    [
+        ([1, 2], [False], {}, "loss_mask has 1 entries for 2 tokens"),
+        ([1, 2.5], [False, True], {}, "tokens holds numbers of type float64; only whole numbers"),
+        ([1, 2**40], [False, True], {}, "tokens holds a number that does not fit 32 bits"),
+        (np.ones((2, 1)), [False, True], {}, "tokens has 2 dimensions"),
+        ([[1], [2, 3]], [False, True], {}, "tokens is not a row of numbers"),
+        ("12", [False, True], {}, "tokens is a str; a list, array or tensor is allowed"),
+        ([1, 2], [0, 2], {}, "loss_mask holds numbers other than 0 and 1"),
+        ([1, 2], ["", "x"], {}, "loss_mask holds a str; only True and False are allowed"),
+        ([1, 2], [False, True], {"a": [1.0]}, "field 'a' has 1 numbers for 2 tokens"),
+        ([1, 2], [False, True], {"a": torch.ones(3)}, "field 'a' has 3 numbers for 2 tokens"),
+        ([1, 2], [False, True], {"a": np.ones((2, 1))}, "field 'a' has 2 dimensions"),
+        ([1, 2], [False, True], {"a": [1.0, None]}, "field 'a' holds a NoneType"),
+        ([1, 2], [False, True], {"a": ["x", "y"]}, "field 'a' holds a str; only numbers"),
+        ([1, 2], [False, True], {"a": np.array(["x", "y"])}, "field 'a' holds a str"),
+        ([1, 2], [False, True], {"a": "12"}, "field 'a' is a str; a number or"),
+        ([1, 2], [False, True], {"a": {0, 1}}, "field 'a' is a set; a number"),
+        ([1, 2], [False, True], {"a": None}, "field 'a' is a NoneType; a number"),
+    ],
+)
+def test_what_is_no_row_of_numbers_is_refused_by_name(
+    tokens: Any, mask: Any, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainSequence(tokens, mask, fields)
+
+
 AS = {
     "numpy": np.array,
-    "float64": lambda values: np.array(values, dtype=np.float64),
+    "float64": lambda values: (
+        np.array(values, dtype=np.float64) if type(values[0]) is float else values
+    ),
     "tensor": torch.tensor,
+    "tensor with a gradient": lambda values: (
+        torch.tensor(values, requires_grad=True) if type(values[0]) is float else values
+    ),
+    "bfloat16": lambda values: (
+        torch.tensor(values, dtype=torch.bfloat16) if type(values[0]) is float else values
+    ),
     "tuple": tuple,
     "list of numpy scalars": lambda values: list(np.array(values)),
     "list of tensors": lambda values: list(torch.tensor(values)),
@@ -90,9 +117,9 @@ def test_arrays_and_tensors_are_taken_like_lists(kind: str) -> None:
     scalar = make([0.5])[0]
     arrays = [
         TrainSequence(
-            make(row.tokens),
-            make(row.loss_mask),
-            {"a": make(row.fields["a"]), "b": row.fields["b"]},
+            make(row.tokens.tolist()),
+            make(row.loss_mask.tolist()),
+            {"a": make(row.fields["a"].tolist()), "b": row.fields["b"]},
         )
         for row in lists
     ]

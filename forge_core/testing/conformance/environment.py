@@ -272,4 +272,4 @@ def _trained(episode: Episode) -> list[int]:
     said_of = zip(mask, episode.logprobs, episode.versions, strict=True)
     for is_trained, logprob, version in said_of:
         assert is_trained == (logprob < 0) == (version >= 0)
-    return [token for token, is_trained in zip(tokens, mask, strict=True) if is_trained]
+    return [int(token) for token in tokens[mask]]

@@ -84,7 +84,10 @@ class ChaosTracker:
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Write down which tasks were answered, and by which weights."""
         rows = [
-            [episode.task.id, sorted({version for version in episode.versions if version >= 0})]
+            [
+                episode.task.id,
+                sorted({version for version in episode.versions.tolist() if version >= 0}),
+            ]
             for episode in episodes
         ]
         self._write({"episodes_of": step, "stage": self._stage, "episodes": rows})

@@ -98,4 +98,9 @@ class Conversation:
                     yield part
             return
         (whole,) = await generator.generate(prompt, sampling)
-        yield CompletionPart(whole.tokens, whole.logprobs, whole.versions, whole.finish_reason)
+        yield CompletionPart(
+            whole.tokens.tolist(),
+            whole.logprobs.tolist(),
+            whole.versions.tolist(),
+            whole.finish_reason,
+        )

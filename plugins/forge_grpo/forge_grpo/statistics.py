@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
-from forge_core import Episode, Group
+import numpy as np
+
+from forge_core import Episode, FloatArray, Group
 
 
 def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[str, float]:
@@ -23,12 +25,15 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
     dropped = sum(episode.left_out for episode in failed)
     rewards = [episode.reward for episode in judged] or [0.0]
     lengths = [episode.completion_length for episode in begun] or [0]
-    staleness = [
-        current_version - version
+    versions = [
+        turn.completion.versions
         for episode in episodes
-        for version in episode.versions
-        if version >= 0
+        for turn in episode.turns
+        if turn.completion is not None and len(turn.completion.versions)
     ]
+    sampled = sum(len(each) for each in versions)
+    oldest = min((int(each.min()) for each in versions), default=current_version)
+    total = sum(int(each.sum(dtype=np.int64)) for each in versions)
     parts = sorted({part for episode in episodes for part in episode.rewards})
     return {
         "reward/mean": fmean(rewards),
@@ -50,13 +55,13 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
             not any(episode.advantage for episode in group.episodes) for group in groups
         ),
         "groups/total": len(groups),
-        "staleness/max": max(staleness, default=0),
-        "staleness/mean": fmean(staleness) if staleness else 0,
+        "staleness/max": current_version - oldest,
+        "staleness/mean": (current_version * sampled - total) / sampled if sampled else 0,
     }
 
 
 def mismatch_metrics(
-    episodes: Sequence[Episode], logprobs: Sequence[Sequence[float]]
+    episodes: Sequence[Episode], logprobs: Sequence[FloatArray]
 ) -> dict[str, float]:
     """How far the trainer's logprobs lie from the sampler's; what a training step measures itself.
 
@@ -64,13 +69,13 @@ def mismatch_metrics(
         episodes: as they were sampled.
         logprobs: the trainer's, for the same tokens.
     """
-    differences = [
-        abs(trainer - sampler)
-        for episode, row in zip(episodes, logprobs, strict=True)
-        for trained, trainer, sampler in zip(episode.loss_mask, row, episode.logprobs, strict=True)
-        if trained
-    ]
+    differences = np.concatenate(
+        [
+            np.abs(np.asarray(row, np.float64) - episode.logprobs)[episode.loss_mask]
+            for episode, row in zip(episodes, logprobs, strict=True)
+        ]
+    )
     return {
-        "mismatch/logprob_abs_mean": fmean(differences),
-        "mismatch/logprob_abs_max": max(differences),
+        "mismatch/logprob_abs_mean": fmean(differences.tolist()),
+        "mismatch/logprob_abs_max": float(differences.max()),
     }

@@ -26,6 +26,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.data.order import TaskOrder
+from forge_core.replay.saved import from_json
 from forge_core.testing.context import component
 from forge_core.testing.runs import StopAt, lines_of, printing_to, small_config
 from forge_torch.generator.generator import TorchGenerator
@@ -135,15 +136,17 @@ def test_a_resumed_run_trains_every_task_once_and_what_it_had_sampled(
         run(config, plugins=[StopAt(3)])
     folder = only_run(config)
     saved = json.loads((folder / "checkpoints/step_2/replay_buffer.json").read_text())
-    assert {entry["place"] for entry in saved} >= {8, 9, 10, 11}
+    ids = {entry["place"]: entry["task"] for entry in saved}
+    assert ids.keys() >= {8, 9, 10, 11}
     Forge(plugins=[Sevens()]).run(resume=folder)
     assert [row["step"] for row in metrics_of(folder)] == list(range(1, STEPS + 1))
     assert tasks_of(folder) == order_of(config)
     third = [e for e in lines_of(folder / "episodes.jsonl") if e["step"] == 3]
+    groups, _ = from_json(json.dumps(saved), lambda place: Task(ids[place], ""))
     sampled = [
-        [token for turn in episode["turns"] for token in turn["tokens"]]
-        for entry in sorted(saved, key=lambda entry: entry["place"])[:4]
-        for episode in entry["episodes"]
+        episode.tokens.tolist()
+        for _, group in sorted(groups.items())[:4]
+        for episode in group.episodes
     ]
     assert [episode["tokens"] for episode in third] == sampled
     assert max(row["staleness/max"] for row in metrics_of(folder)) <= 2
@@ -197,7 +200,8 @@ def _printing_to(log: Path) -> list[int]:
 def test_what_the_buffer_took_down_with_it_is_sampled_again(evaluated: dict[str, Any]) -> None:
     folder = run(evaluated, "replay_buffer.isolate=true", plugins=[Killing()])
     saved = json.loads((folder / "checkpoints/step_2/replay_buffer.json").read_text())
-    assert {entry["place"] for entry in saved} >= {8, 9, 10, 11}
+    ids = {entry["place"]: entry["task"] for entry in saved}
+    assert ids.keys() >= {8, 9, 10, 11}
     kinds = Counter(event["kind"] for event in lines_of(folder / "events.jsonl"))
     assert (kinds["replica_died"], kinds["replica_restarted"]) == (1, 1)
     warnings = [e for e in lines_of(folder / "events.jsonl") if e["kind"] == "warning"]
@@ -216,7 +220,7 @@ def test_an_evaluation_measures_the_weights_of_its_step(evaluated: dict[str, Any
         @hookimpl
         def forge_episode_finished(self, episode: Episode) -> None:
             if episode.task.id in held_out:
-                versions[-1].update(version for version in episode.versions if version >= 0)
+                versions[-1].update(episode.versions[episode.loss_mask].tolist())
 
         @hookimpl
         def forge_step_finished(self, record: Any) -> None:

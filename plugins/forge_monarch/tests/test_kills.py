@@ -64,9 +64,9 @@ PLUGIN = '''
                 line = {
                     "step": step,
                     "task": episode.task.id,
-                    "tokens": episode.tokens,
-                    "versions": episode.versions,
-                    "logprobs": episode.logprobs,
+                    "tokens": episode.tokens.tolist(),
+                    "versions": episode.versions.tolist(),
+                    "logprobs": episode.logprobs.tolist(),
                     "failures": episode.failures,
                 }
                 self.file.write(json.dumps(line) + "\\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from forge_core import DataError, Task, TrainSequence
 from forge_core.models.examples import encode_example
 
@@ -86,6 +88,5 @@ def to_sequence(
         if overlong == "drop" or len(prompt) >= max_length:
             return None
         learned = learned[: max_length - len(prompt)]
-    return TrainSequence(
-        tokens=[*prompt, *learned], loss_mask=[False] * len(prompt) + [True] * len(learned)
-    )
+    tokens = np.array([*prompt, *learned], np.int32)
+    return TrainSequence(tokens, loss_mask=np.arange(len(tokens)) >= len(prompt))

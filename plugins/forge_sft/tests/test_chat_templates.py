@@ -48,7 +48,7 @@ def texts(task: Task, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """Text of the given and of the learned tokens of a task's row."""
     row = to_sequence(task, tokenizer)
     assert row is not None
-    given = row.loss_mask.index(True)
+    given = row.loss_mask.tolist().index(True)
     assert all(row.loss_mask[given:])
     return tokenizer.decode(row.tokens[:given]), tokenizer.decode(row.tokens[given:])
 

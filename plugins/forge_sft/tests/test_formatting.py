@@ -75,7 +75,7 @@ def test_a_chat_is_learned_as_the_template_renders_it(eos: str) -> None:
     assert isinstance(CHAT.prompt, tuple)
     # A further turn begins with just these tokens: what is learned is what will be seen.
     further = (*CHAT.prompt, Message("assistant", "2"), Message("user", "Sure?"))
-    assert encode_prompt(further, tokenizer)[: len(sequence.tokens)] == sequence.tokens
+    assert encode_prompt(further, tokenizer)[: len(sequence.tokens)] == sequence.tokens.tolist()
 
 
 def test_a_prompt_is_tokenized_as_at_inference() -> None:
@@ -83,8 +83,8 @@ def test_a_prompt_is_tokenized_as_at_inference() -> None:
     tokenizer = byte_tokenizer(merges=[("a", "b")])
     a, b, ab = (tokenizer.convert_tokens_to_ids(token) for token in ("a", "b", "ab"))
     sequence = row(Task("t", "xa", response="b ab"), tokenizer)
-    assert sequence.tokens[1:3] == [a, b]
-    assert sequence.tokens[-2:] == [ab, tokenizer.eos_token_id]
+    assert sequence.tokens[1:3].tolist() == [a, b]
+    assert sequence.tokens[-2:].tolist() == [ab, tokenizer.eos_token_id]
     assert list(sequence.loss_mask) == [False] * 2 + [True] * 4
 
 

@@ -12,6 +12,7 @@ import torch
 
 from forge_core import (
     BuildContext,
+    FloatArray,
     Loss,
     RunFailed,
     StepResult,
@@ -95,7 +96,7 @@ class TitanTrainer:
         sequences = self._checked(micro_batches)
         passes = self._passes(micro_batches)
         if self.ranks.world_size == 1:  # no other rank waits for an empty pass
-            passes = [p for p in passes if any(any(sequences[i].loss_mask) for i in p)]
+            passes = [p for p in passes if any(sequences[i].loss_mask.any() for i in p)]
         batches = [pack([sequences[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
 
         def read(index: int, logprobs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
@@ -120,7 +121,7 @@ class TitanTrainer:
             grad_norm=norm,
             learning_rate=rate,
             tokens=sum(len(sequence.tokens) for sequence in sequences),
-            trained_tokens=sum(sum(sequence.loss_mask) for sequence in sequences),
+            trained_tokens=sum(int(sequence.loss_mask.sum()) for sequence in sequences),
             metrics=means,
         )
 
@@ -130,7 +131,7 @@ class TitanTrainer:
         *,
         reference: bool = False,
         temperature: float = 1.0,
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         model = self.reference if reference else self.policy
         if model is None:
             raise UsageError("logprobs of the reference were asked for before hold_reference")
@@ -138,7 +139,7 @@ class TitanTrainer:
         bare = [TrainSequence(s.tokens, s.loss_mask) for s in sequences]
         passes = self._passes([sequences])
         batches = [pack([bare[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
-        found: dict[int, list[float]] = {}
+        found: dict[int, FloatArray] = {}
 
         def read(index: int, values: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
             rows = batches[index].rows(values)
@@ -148,7 +149,7 @@ class TitanTrainer:
         model.run(batches, read, train=False, temperature=temperature)
         if batches:
             model.release()
-        merged: dict[int, list[float]] = {}
+        merged: dict[int, FloatArray] = {}
         for part in self.ranks.gather(self._from_head(found), "batch"):
             merged |= part
         return [merged[index] for index in range(len(sequences))]

@@ -7,11 +7,14 @@ from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forge_core import (
     Completion,
     CompletionPart,
     DataError,
     FinishReason,
+    IntArray,
     RunFailed,
     Sampling,
     derive_seed,
@@ -154,10 +157,10 @@ def completion(output: RequestOutput) -> Completion:
     """
     (sample,) = output.outputs
     spans = [(span.version, span.start) for span in sample.weight_versions or ()]
-    tokens = list(sample.token_ids)
+    tokens = np.asarray(sample.token_ids, np.int32)
     return Completion(
         tokens,
-        list(sample.logprobs.logprobs) if tokens else [],
+        np.asarray(sample.logprobs.logprobs if len(tokens) else [], np.float32),
         _versions(spans, 0, len(tokens)),
         _finish_reason(sample.finish_reason),
     )
@@ -181,25 +184,28 @@ def completion_part(output: RequestOutput, spans: Spans, start: int) -> Completi
     return CompletionPart(
         tokens,
         list(sample.logprobs.logprobs) if tokens else [],
-        _versions(spans, start, start + len(tokens)),
+        _versions(spans, start, start + len(tokens)).tolist(),
         _finish_reason(sample.finish_reason) if output.finished else None,
     )
 
 
-def _versions(spans: Spans, start: int, end: int) -> list[int]:
+def _versions(spans: Spans, start: int, end: int) -> IntArray:
     """Version of each token from ``start`` to ``end``."""
     if end == start:
-        return []
+        return np.zeros(0, np.int32)
     if not spans or spans[0][1] > start:
         raise RunFailed(
             "vLLM does not say which weights sampled its tokens", component="generator vllm"
         )
     ends = [place for _, place in spans[1:]] + [end]
-    return [
-        FIRST_VERSION if version == VLLM_FIRST_VERSION else int(version)
-        for (version, first), last in zip(spans, ends, strict=True)
-        for _ in range(max(first, start), min(last, end))
+    versions = [
+        FIRST_VERSION if version == VLLM_FIRST_VERSION else int(version) for version, _ in spans
     ]
+    lengths = [
+        max(0, min(last, end) - max(first, start))
+        for (_, first), last in zip(spans, ends, strict=True)
+    ]
+    return np.repeat(np.array(versions, np.int32), lengths)
 
 
 def _finish_reason(reason: str | None) -> FinishReason:

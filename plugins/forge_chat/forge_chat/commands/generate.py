@@ -121,8 +121,8 @@ def _print_json(answer: Answer, source: PolicySource) -> None:
             "prompt": shown,
             "text": text,
             "finish_reason": completion.finish_reason,
-            "tokens": list(completion.tokens),
-            "logprobs": list(completion.logprobs),
+            "tokens": completion.tokens.tolist(),
+            "logprobs": completion.logprobs.tolist(),
             "model": str(source.model),
             "step": source.step,
         }

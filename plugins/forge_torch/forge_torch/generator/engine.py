@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from forge_core import Completion, FinishReason, RunFailed, Sampling
@@ -33,9 +35,9 @@ class Sample:
     request: Request
     index: int
     uniforms: random.Random
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    versions: array[int] = field(default_factory=lambda: array("i"))
 
     def draw(self) -> float:
         """The uniform of the next position."""
@@ -206,7 +208,10 @@ class Engine:
             alive.append(reason is None)
             if reason is not None:
                 request.completions[sample.index] = Completion(
-                    sample.tokens, sample.logprobs, sample.versions, reason
+                    np.frombuffer(sample.tokens, np.int32),
+                    np.frombuffer(sample.logprobs, np.float32),
+                    np.frombuffer(sample.versions, np.int32),
+                    reason,
                 )
                 if request.done:
                     finished.append(request)

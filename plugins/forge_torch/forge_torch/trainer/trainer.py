@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from forge_core import (
     BuildContext,
+    FloatArray,
     Loss,
     RunFailed,
     StepResult,
@@ -123,11 +124,11 @@ class TorchTrainer:
         *,
         reference: bool = False,
         temperature: float = 1.0,
-    ) -> list[list[float]]:
+    ) -> list[FloatArray]:
         model = self.reference if reference else self.policy
         if model is None:
             raise UsageError("logprobs of the reference were asked for before hold_reference")
-        rows: list[list[float]] = []
+        rows: list[FloatArray] = []
         for part in self._split([sequences]):
             batch = pack([TrainSequence(s.tokens, s.loss_mask) for s in part], self.device)
             with torch.no_grad(), self._precision():

@@ -85,14 +85,24 @@ class Forge:
         return usable
 
     def check(
-        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+        self,
+        source: Source = None,
+        overrides: Overrides = (),
+        *,
+        resume: Path | None = None,
+        rewards: Sequence[object] = (),
     ) -> tuple[RunConfig, list[int]]:
         """Everything that can be checked before a start: the config and each stage's steps."""
-        session = self.prepare(source, overrides, resume=resume)
+        session = self.prepare(source, overrides, resume=resume, rewards=rewards)
         return session.config, session.total_steps
 
     def run(
-        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+        self,
+        source: Source = None,
+        overrides: Overrides = (),
+        *,
+        resume: Path | None = None,
+        rewards: Sequence[object] = (),
     ) -> Summary:
         """Run a config to its target.
 
@@ -100,26 +110,43 @@ class Forge:
             source: preset name, path of a YAML file, or a mapping; None with ``resume``: the run's.
             overrides: on top of the source.
             resume: run folder to go on with; default ``checkpointing.resume``.
+            rewards: functions, each a part of the reward by its name, beside those of the config.
 
         Raises:
             ForgeError: a child of it, for everything that is not success.
         """
-        return self.execute(self.prepare(source, overrides, resume=resume))
+        return self.execute(self.prepare(source, overrides, resume=resume, rewards=rewards))
 
     def prepare(
-        self, source: Source = None, overrides: Overrides = (), *, resume: Path | None = None
+        self,
+        source: Source = None,
+        overrides: Overrides = (),
+        *,
+        resume: Path | None = None,
+        rewards: Sequence[object] = (),
     ) -> RunSession:
         """A run that is checked as far as can be, and not started.
 
         Args:
-            source, overrides, resume: as of ``run``.
+            source, overrides, resume, rewards: as of ``run``.
 
         Raises:
             UsageError: something is wrong with the config, the data, or the run to go on with.
         """
+        from forge_core.run.code_files import check_files
+        from forge_core.run.folder import RunFolder
         from forge_core.run.interrupt import interrupts_marked
         from forge_core.run.session import RunSession
 
+        if resume is not None:
+            check_files(RunFolder.open(resume).path)
+        for reward in rewards:
+            reference = self.plugins.catalog.hand_over("reward", reward)
+            key = f"rewards.{reference.partition(':')[2]}.use"
+            if isinstance(overrides, Mapping):
+                overrides = {key: reference, **overrides}
+            else:
+                overrides = [f"{key}={reference}", *overrides]
         config = self.resolve(self._source(source, resume), overrides)
         with interrupts_marked():
             return RunSession(config, self.plugins, resume=resume or config.checkpointing.resume)

@@ -98,6 +98,12 @@ class Sections:
         placed = section in self.added and self.added[section].placed
         return ReplicatedKeys if placed else KERNEL_KEYS.get(section)
 
+    def reserved_keys(self, family: str) -> frozenset[str]:
+        """Keys beside a component's settings, which never reach it."""
+        kernel = (self.keys(name) for name in self.of_family(family))
+        fields = (keys.model_fields for keys in kernel if keys is not None)
+        return frozenset({"use"}).union(*fields)
+
     def of_family(self, family: str) -> list[str]:
         """The sections that select components of a family."""
         known = {**COMPONENT_SECTIONS, **COMPONENT_MAPS, **dict.fromkeys(self.added)}

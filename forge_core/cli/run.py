@@ -25,6 +25,13 @@ COMPONENT_FLAGS = ("generator", "trainer", "transport", "runtime")
 @click.option(
     "--loss", metavar="NAME", help="Short for loss.use=NAME, in the stages whose recipe can use it."
 )
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    metavar="NAME",
+    help="A part of the reward: short for rewards.NAME.use=NAME. Can be given several times.",
+)
 @click.option("--transport", metavar="NAME", help="Short for transport.use=NAME.")
 @click.option("--runtime", metavar="NAME", help="Short for runtime.use=NAME.")
 @click.option(
@@ -43,6 +50,7 @@ def run(
     /,
     arguments: tuple[str, ...],
     loss: str | None,
+    rewards: tuple[str, ...],
     nproc_per_node: int | None,
     dry_run: bool,
     resume: Path | None,
@@ -53,6 +61,7 @@ def run(
     \b
     forge run my.yaml
     forge run my.yaml training.learning_rate=3e-4 --loss mine
+    forge run my.yaml --reward my_reward.py:brevity
     forge run --resume runs/my-20260101-120000
 
     Exit codes: 0 the target was reached, 1 the run failed, 2 usage or config, 3 stopped short of
@@ -62,6 +71,7 @@ def run(
     if source is None and resume is None:
         raise UsageError("forge run: name a preset or a config file (forge presets lists presets)")
     flags = [f"{name}.use={components[name]}" for name in COMPONENT_FLAGS if components[name]]
+    flags += [f"rewards.{_part(name)}.use={name}" for name in rewards]
     if nproc_per_node is not None:
         flags.append(f"trainer.procs={nproc_per_node}")
     overrides = [*flags, *overrides]
@@ -79,6 +89,11 @@ def run(
             "left to do (training.steps=N gives it a further target)"
         )
     return summary.exit_code
+
+
+def _part(reward: str) -> str:
+    """What a part of the reward is called that ``--reward`` adds."""
+    return reward.rpartition(":")[2]
 
 
 def _show_plan(session: RunSession) -> None:

@@ -149,7 +149,7 @@ def _explanation(config: RunConfig, key: str, provenance: Provenance) -> Explana
         return replace(
             bare,
             description=selection.component.summary,
-            allowed=f"the name of a {selection.family}",
+            allowed=f"the name of a {selection.family}, or FILE.py:NAME",
         )
     added = {name: config.section for name, config in stage.sections.items()}
     kernel = Sections(added).keys(section)

@@ -77,7 +77,7 @@ class Files(Source):
             circle = " -> ".join(map(display, (*chain[chain.index(path) :], path)))
             raise ConfigError(f"{display(path)}: extends itself: {circle}")
         tree = load_file(found.path, found.layer, self.request.environ)
-        return [*self.extended(tree, path.parent, (*chain, path)), self.checked(tree)]
+        return [*self.extended(tree, path.parent, (*chain, path)), self.checked(tree, path.parent)]
 
     def extended(self, tree: Table, folder: Path, chain: tuple[Path, ...] = ()) -> list[Layer]:
         """The layers under ``extends:``, a file beside this one or a preset."""

@@ -163,8 +163,8 @@ def _component_hint(leaf: Leaf) -> str:
     """What to write where a component's name, or the component itself, stands for its section."""
     if callable(leaf.value):
         return (
-            "; a config names components: give the object to Forge(plugins=[...]) in a plugin and "
-            f"write its name as {leaf.origin.key}.use (docs/writing-a-plugin.md)"
+            f"; the object itself can stand as {leaf.origin.key}.use, or hand a reward over with "
+            "Forge().run(..., rewards=[...])"
         )
     return f"; write {leaf.origin.key}.use={shortened(leaf.text)}"
 

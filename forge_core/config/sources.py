@@ -27,6 +27,7 @@ from forge_core.config.defaults import component_defaults
 from forge_core.config.layers import SECTIONS, Layer, check
 from forge_core.config.layout import layout_defaults
 from forge_core.config.precedence import component_name, merged_sections, stage_names
+from forge_core.config.references import with_references
 from forge_core.config.tree import (
     MOST_LEVELS,
     TOO_DEEP,
@@ -115,7 +116,17 @@ class Source(PydanticBaseSettingsSource):
         """What all higher sources say, lowest first."""
         return [layer for layers in self.current_state.values() for layer in layers]
 
-    def checked(self, tree: Table) -> Layer:
+    def checked(self, tree: Table, folder: Path | None = None) -> Layer:
+        """The layer that a tree is.
+
+        Args:
+            tree: what was written.
+            folder: that files named behind ``use:`` are relative to; None: the working directory.
+        """
+        try:
+            tree = with_references(tree, self.request.catalog, folder or Path.cwd())
+        except PluginError as error:
+            self.problems.append(str(error))
         return check(tree, self.problems, self.kinds)
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:

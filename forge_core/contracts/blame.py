@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from forge_core.contracts.selection import Selection
 
 
+FILE_MODULE = "forge_file_"
+"""How the modules of files that configs name begin."""
+
+
 def title(selection: Selection[Any]) -> str:
     """The component for messages, such as ``recipe 'rft' (plugin acme-rft)``."""
-    plugin = f" (plugin {selection.plugin})" if selection.plugin else ""
+    from_file = selection.plugin.endswith(".py")
+    plugin = f" ({'' if from_file else 'plugin '}{selection.plugin})" if selection.plugin else ""
     return f"{selection.family} {selection.name!r}{plugin}"
 
 
@@ -108,7 +113,22 @@ def described(error: BaseException) -> str:
     message = " ".join(str(error).split())
     if isinstance(error, Escaped):
         return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return text + place_in_file(error)
+
+
+def place_in_file(error: BaseException) -> str:
+    """Where in a file that a config names (``use: my_reward.py:brevity``) an exception was raised,
+    such as `` (my_reward.py:12, in brevity)``; empty where it was not."""
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if str(frame.f_globals.get("__name__")).startswith(FILE_MODULE):
+            file = frame.f_code.co_filename.rpartition("/")[2]
+            place = f" ({file}:{trace.tb_lineno}, in {frame.f_code.co_name})"
+        trace = trace.tb_next
+    return place
 
 
 def with_notes(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -11,8 +12,17 @@ from forge_core.contracts.component import Component
 from forge_core.contracts.contributions import Command, Preset
 from forge_core.contracts.errors import PluginError
 from forge_core.contracts.families import REACHES, TransportComponent
+from forge_core.plugins.from_code import REFERENCE, component_in_file, component_of
 from forge_core.plugins.info import CommandEntry, Entry, PluginInfo, PresetEntry
 from forge_core.sections import COMPONENT_MAPS, Sections
+
+GIVEN = "code:"
+"""How references to what was handed over in code begin."""
+
+
+def _apart(name: str) -> PluginInfo:
+    """Where a component comes from that no plugin has."""
+    return PluginInfo(name=name, distribution="", version="", status="ok")
 
 
 class _Named(Protocol):
@@ -54,6 +64,8 @@ class Catalog:
         self._commands = tuple(commands)
         self.sections = Sections() if sections is None else sections
         self._discovered = discovered
+        self._given: dict[tuple[str, str], Entry] = {}
+        """What was handed over in code, by family and reference."""
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -84,7 +96,36 @@ class Catalog:
 
     def entry(self, family: str, name: str) -> Entry:
         """Like ``get``, with the plugin that the component comes from."""
+        if REFERENCE.fullmatch(name):
+            component = component_in_file(family, name, self.sections.reserved_keys(family))
+            file, _, _ = name.rpartition(":")
+            return Entry(component, _apart(file))
+        if name.startswith(GIVEN):
+            if (family, name) in self._given:
+                return self._given[family, name]
+            raise PluginError(
+                f"{family} {name!r} was handed over in code, and cannot be found; hand it over "
+                "again (Forge().run(..., rewards=[...]))"
+            )
         return self._choose(family, self._components[family], name)
+
+    def hand_over(self, family: str, thing: object) -> str:
+        """Make a function, a class or an object selectable.
+
+        Returns:
+            what ``use:`` then says.
+
+        Raises:
+            PluginError: it cannot be a component of that family, or has no name.
+        """
+        name = str(getattr(thing, "__name__", "") or getattr(thing, "name", ""))
+        if not name.isidentifier():
+            name = type(thing).__name__
+            if inspect.isroutine(thing):
+                raise PluginError(f"a {family} handed over in code needs a name; write it with def")
+        component = component_of(family, name, thing, self.sections.reserved_keys(family))
+        self._given[family, GIVEN + name] = Entry(component, _apart("code"))
+        return GIVEN + name
 
     def there_is(self, family: str) -> str:
         """Names in a family, and the plugins that failed to load, for messages."""

@@ -137,7 +137,7 @@ def check_component(
             f"{where}: settings {item.settings.__name__} must forbid unknown keys "
             "(derive them from forge_core.Settings)"
         )
-    reserved = sorted(item.settings.model_fields.keys() & _reserved_keys(family, sections))
+    reserved = sorted(item.settings.model_fields.keys() & sections.reserved_keys(family))
     if reserved:
         raise UnfitError(
             f"{where}: setting {reserved[0]!r} has the name of a key that every {family} has in "
@@ -163,12 +163,6 @@ def check_component(
     except TypeError:
         raise UnfitError(f"{where}: build must take (settings, context)") from None
     return item
-
-
-def _reserved_keys(family: str, sections: Sections) -> set[str]:
-    """Keys beside a component's settings, which never reach it."""
-    kernel = (sections.keys(name) for name in sections.of_family(family))
-    return {"use"}.union(*(keys.model_fields for keys in kernel if keys is not None))
 
 
 def _is_module_level(build: object) -> bool:

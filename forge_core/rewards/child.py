@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_core.contracts.blame import place_in_file
 from forge_core.contracts.built import Takes, is_async, reward_takes
 from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import ForgeError, RunFailed
@@ -226,7 +227,8 @@ def _checked(answer: object) -> tuple[float, dict[str, float]]:
 def _describe(error: BaseException) -> str:
     first, *_ = str(error).splitlines() or [""]
     name = type(error).__name__
-    return (f"{name}: {first}" if first else name)[:MESSAGE_LIMIT]
+    place = place_in_file(error)
+    return (f"{name}: {first}" if first else name)[: MESSAGE_LIMIT - len(place)] + place
 
 
 if __name__ == "__main__":

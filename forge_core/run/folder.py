@@ -35,6 +35,7 @@ from forge_core.config.in_force import (
 )
 from forge_core.contracts.errors import DataError, UsageError
 from forge_core.contracts.records import Summary
+from forge_core.run.code_files import KEY, file_hashes, keep_files
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig
@@ -153,6 +154,7 @@ class RunFolder:
     def start(self, config: RunConfig, plugins: PluginManager) -> None:
         """Record what a new run is started with."""
         # A folder is a run's once it has a config, which is never without its hash.
+        keep_files(self.path, config)
         durable.write_text(self.path / LOCK, lock_text(config, plugins))
         durable.write_text(self.path / CONFIG, to_yaml(config.tree))
 
@@ -160,6 +162,7 @@ class RunFolder:
         """Record what a resumed run goes on with; it is in force from now on."""
         number = max((int(path.name) for path in records(self.path)[1:]), default=0) + 1
         place = self.path / RESUMES / str(number)
+        keep_files(self.path, config)
         with durable.new_folder(place) as draft:
             lock = lock_text(config, plugins, self.presets())
             (draft / LOCK).write_text(lock, encoding="utf-8")
@@ -232,6 +235,7 @@ def lock_text(
             }
             for info in plugins.plugins()
         },
+        KEY: file_hashes(config),
         "packages": {
             name: version
             for name in ("forge-rl-core", "torch", "transformers", "safetensors", "pydantic")

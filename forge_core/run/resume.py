@@ -17,6 +17,7 @@ from forge_core.config.resolve import resolve
 from forge_core.config.yaml_source import dump_inline
 from forge_core.contracts.config import RunConfig
 from forge_core.contracts.errors import DataError, UsageError
+from forge_core.run.code_files import changed_files, check_files
 from forge_core.sections import RUN_WIDE
 
 if TYPE_CHECKING:
@@ -131,8 +132,10 @@ def resumption(
         UsageError: a change that cannot hold; names its key.
         ConfigError: the config in force is damaged, or cannot be read with what is installed.
     """
+    check_files(folder.path)
     recorded = resolve(catalog, folder.config, environ={})
     config, warnings = _keep_folder(folder, recorded, given)
+    warnings += changed_files(folder.path, config)
     _check_model(folder, recorded, config, begun=state is not None)
     if state is None:
         return Resumption(

@@ -137,7 +137,7 @@ TRAINING = (
             "rewards:\n  math: {}\n  exact_match: {weigth: 2}\n",
             "a.yaml:3: rewards.exact_match.weigth: unknown key of reward exact_match; "
             "did you mean rewards.exact_match.weight? "
-            "(allowed: deadline, failure_reward, strip, use, weight)",
+            "(allowed: concurrency, deadline, failure_reward, strip, use, weight)",
         ),
         (
             "rewards: {mine: {}}\n",
@@ -277,5 +277,5 @@ def test_a_function_in_a_config_gets_advice_that_works():
         Forge().resolve({"recipe": {"use": "sft"}, "rewards": {"mine": lambda sample: 1.0}})
     (line,) = [line for line in caught.value.problems if "rewards.mine" in line]
     assert "must be a mapping" in line
-    assert "Forge(plugins=[...])" in line
+    assert "the object itself can stand as rewards.mine.use" in line
     assert "rewards.mine.use=<" not in line

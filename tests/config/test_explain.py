@@ -41,6 +41,7 @@ def test_the_kernels_keys_in_a_components_section(read: Read) -> None:
     assert [item.key for item in explain(config, "rewards.exact_match")] == [
         "rewards.exact_match.weight",
         "rewards.exact_match.deadline",
+        "rewards.exact_match.concurrency",
         "rewards.exact_match.failure_reward",
         "rewards.exact_match.strip",
     ]
@@ -53,7 +54,7 @@ def test_the_keys_of_a_reference_and_of_reward_workers(read: Read) -> None:
         f"reference.{key}"
         for key in ("use", "procs", "isolate", "with_gpus", "env", "replicas", "shards")
     }
-    assert explained["reference.use"].allowed == "the name of a trainer"
+    assert explained["reference.use"].allowed == "the name of a trainer, or FILE.py:NAME"
     assert explained["reference.replicas"].allowed == "a whole number, at least 1"
     [workers] = explain(config, "reward_workers.replicas")
     assert (workers.provenance.value, workers.default) == (2, "1")

@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         EvaluationSection,
         ModelInit,
         ModelSection,
+        ModelsSection,
         PlacementKeys,
         ReferenceKeys,
         ReplayBufferSection,
@@ -137,6 +138,7 @@ if TYPE_CHECKING:
     )
     from forge_core.contracts.selection import Selection
     from forge_core.contracts.services import (
+        RecipeService,
         ReplicaSpec,
         RoutingName,
         ServiceOptions,
@@ -220,6 +222,7 @@ __all__ = [
     "ModelMaker",
     "ModelSection",
     "ModelShape",
+    "ModelsSection",
     "NoRoom",
     "Outcome",
     "Placement",
@@ -233,6 +236,7 @@ __all__ = [
     "Recipe",
     "RecipeComponent",
     "RecipeContext",
+    "RecipeService",
     "ReferenceKeys",
     "ReplayBufferSection",
     "Replica",

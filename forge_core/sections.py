@@ -13,6 +13,7 @@ from forge_core.contracts.sections import (
     EnvironmentKeys,
     EvaluationSection,
     ModelSection,
+    ModelsSection,
     PlacementKeys,
     ReferenceKeys,
     ReplayBufferSection,
@@ -26,6 +27,7 @@ from forge_core.contracts.settings import Settings
 
 SHARED_SECTIONS: dict[str, type[Settings]] = {
     "model": ModelSection,
+    "models": ModelsSection,
     "training": TrainingSection,
     "distributed": DistributedSection,
     "checkpointing": CheckpointingSection,
@@ -54,7 +56,7 @@ COMPONENT_MAPS: dict[str, str] = {"rewards": "reward", "trackers": "tracker"}
 """Section name -> family, for sections that name several: ``{part: {use: ..., ...}}``.
 ``use`` may be left out where the part is called like the component."""
 
-RUN_WIDE: frozenset[str] = frozenset({"model", "checkpointing", "runtime", "trackers"})
+RUN_WIDE: frozenset[str] = frozenset({"model", "models", "checkpointing", "runtime", "trackers"})
 """Sections that belong to the whole run: a stage cannot change them."""
 
 KERNEL_KEYS: dict[str, type[Settings]] = {

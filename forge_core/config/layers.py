@@ -13,6 +13,7 @@ from forge_core.sections import ALIASES, COMPONENT_MAPS, RUN_WIDE, Sections
 
 SECTIONS: tuple[str, ...] = (
     "model",
+    "models",
     "recipe",
     "training",
     "distributed",

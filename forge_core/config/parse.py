@@ -57,7 +57,8 @@ class SectionParser:
         parsed = self._parse(model, table)
         if parsed is None:
             return model()
-        self.effective[section] = _dump(parsed)
+        if data := _dump(parsed):
+            self.effective[section] = data
         return parsed
 
     def check_table(self, section: str, path: tuple[str, ...], model: type[BaseModel]) -> None:

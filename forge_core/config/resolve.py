@@ -32,6 +32,8 @@ from forge_core.contracts.sections import (
     EnvironmentKeys,
     EvaluationSection,
     ModelSection,
+    ModelsSection,
+    ReferenceKeys,
     ReplayBufferSection,
     RewardWorkersSection,
     SamplingSection,
@@ -125,11 +127,14 @@ def _parse(
     """Everything parsed; None after a problem without which there is no config to speak of."""
     model = run.shared("model", ModelSection)
     run.check_table("model", ("init", "config"), ArchitectureFields)
+    models = run.shared("models", ModelsSection).named()
+    for each in models:
+        run.check_table("models", (each, "init", "config"), ArchitectureFields)
     checkpointing = run.shared("checkpointing", CheckpointingSection)
     runtime = run.required("runtime")
     trackers = {part: selection for part, (selection, _) in run.parts("trackers").items()}
     parsed = [
-        _parse_stage(stage, parser, model, kinds)
+        _parse_stage(stage, parser, model, models, kinds)
         for stage, parser in zip(names, stages, strict=True)
     ]
     complete = tuple(stage for stage in parsed if stage is not None)
@@ -146,6 +151,7 @@ def _parse(
         name=run_name,
         stages=complete,
         model=model,
+        models=models,
         checkpointing=checkpointing,
         runtime=runtime,
         trackers=trackers,
@@ -159,7 +165,11 @@ def _parse(
 
 
 def _parse_stage(
-    name: str | None, parser: SectionParser, model: ModelSection, kinds: Sections
+    name: str | None,
+    parser: SectionParser,
+    model: ModelSection,
+    models: Mapping[str, ModelSection],
+    kinds: Sections,
 ) -> StageConfig | None:
     recipe = parser.required("recipe")
     generator, generator_keys = parser.component_and_keys("generator")
@@ -170,6 +180,7 @@ def _parse_stage(
     dataset, dataset_keys = parser.component_and_keys("dataset")
     eval_dataset, eval_dataset_keys = parser.component_and_keys("eval_dataset")
     assert isinstance(environment_keys, EnvironmentKeys)
+    assert isinstance(reference_keys, ReferenceKeys)
     assert isinstance(dataset_keys, DatasetKeys)
     assert isinstance(eval_dataset_keys, DatasetKeys)
     rewards = {
@@ -202,11 +213,13 @@ def _parse_stage(
         generator_options=ServiceOptions(**_fields_of(ServiceOptions, generator_keys)),
         trainer_placement=_placement(trainer_keys),
         reference_placement=_placement(reference_keys),
+        reference_model=reference_keys.model,
         replay_buffer_placement=_placement(parser.shared("replay_buffer", ReplayBufferSection)),
         rewards=rewards,
         reward_placement=_placement(reward_workers),
         reward_workers=reward_workers,
         model=model,
+        models=models,
         training=training,
         distributed=distributed,
         sampling=sampling,

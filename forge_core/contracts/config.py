@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.blame import blaming
+from forge_core.contracts.blame import blaming, title
 from forge_core.contracts.context import BuildContext, Placement
+from forge_core.contracts.errors import PluginError
 from forge_core.contracts.seeding import derive_seed
 from forge_core.contracts.selection import Selection
+from forge_core.contracts.services import RecipeService
 
 if TYPE_CHECKING:
     from forge_core.contracts.contributions import Section
@@ -121,11 +123,15 @@ class StageConfig:
     generator_options: ServiceOptions
     trainer_placement: Placement
     reference_placement: Placement
+    reference_model: str
+    """Name of the model that the reference holds; empty: what the stage began with."""
     replay_buffer_placement: Placement
     rewards: Mapping[str, RewardPart]
     reward_placement: Placement
     reward_workers: RewardWorkersSection
     model: ModelSection
+    models: Mapping[str, ModelSection]
+    """Further models of the run, by name."""
     training: TrainingSection
     distributed: DistributedSection
     sampling: SamplingSection
@@ -145,7 +151,8 @@ class StageConfig:
     def placements(self) -> dict[str, Placement]:
         """Service -> where its replicas go, for each that the stage has on the run's runtime.
 
-        Sections that plugins add are services where the plugin says so. Rewards and the replay
+        Sections that plugins add are services where the plugin says so, and the recipe may have
+        services of its own. Rewards and the replay
         buffer are there only if their sections say so; else they live in the controller's process,
         whatever the runtime.
         """
@@ -158,9 +165,51 @@ class StageConfig:
             "rewards": (judges, judged),
             "replay_buffer": (buffer, buffer.own_processes),
         }
+        for name, service in self.services().items():
+            there[name] = (self.service_placement(service), True)
         for name, added in self.sections.items():
             there[name] = (added.placement, added.section.placed and added.selection is not None)
         return {service: placement for service, (placement, used) in there.items() if used}
+
+    def services(self) -> Mapping[str, RecipeService]:
+        """Services that the recipe has of its own, by name.
+
+        Raises:
+            PluginError: the recipe declares something else.
+        """
+        with blaming(self.recipe, "build"):
+            recipe = self.recipe.build(self.early_context())
+        declare = getattr(recipe, "services", None)
+        if declare is None:
+            return {}
+        with blaming(self.recipe, "services"):
+            declared = declare(self)
+        if not isinstance(declared, Mapping) or not all(
+            isinstance(service, RecipeService) for service in declared.values()
+        ):
+            raise PluginError(
+                f"{title(self.recipe)}: services returned {declared!r}; it must return a dict of "
+                "name -> forge_core.RecipeService"
+            )
+        return declared
+
+    def service_selection(self, service: RecipeService) -> Selection[Any] | None:
+        """The component of a recipe's service; None where the config chooses none."""
+        if service.selection is not None:
+            return service.selection
+        if service.section in self.sections:
+            return self.sections[service.section].selection
+        chosen: Selection[Any] | None = getattr(self, service.section, None)
+        return chosen
+
+    def service_placement(self, service: RecipeService) -> Placement:
+        """Where the replicas of a recipe's service go."""
+        if service.placement is not None:
+            return service.placement
+        if service.section in self.sections:
+            return self.sections[service.section].placement
+        placement: Placement = getattr(self, f"{service.section}_placement", Placement())
+        return placement
 
     def selections(self) -> Iterator[Selection[Any]]:
         """Every component that the stage's config chooses, whether the recipe uses it or not."""
@@ -190,6 +239,7 @@ class RunConfig:
         name: the ``name:`` key, else the preset or the file's stem.
         stages: in order; at least one.
         model: the weights the run starts with.
+        models: further models, by name.
         checkpointing: shared by all stages.
         runtime: where replicas live.
         trackers: by part.
@@ -201,6 +251,7 @@ class RunConfig:
     name: str
     stages: tuple[StageConfig, ...]
     model: ModelSection
+    models: Mapping[str, ModelSection]
     checkpointing: CheckpointingSection
     runtime: Selection[Runtime]
     trackers: Mapping[str, Selection[Tracker]]

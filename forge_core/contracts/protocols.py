@@ -312,7 +312,9 @@ class Recipe(Protocol):
     ``provides`` the fields its sequences carry for the loss (``advantages``, ...).
 
     A recipe that leaves tasks out may also have ``usable_tasks(config, dataset) -> int``: how many
-    it takes in an epoch. ``plan`` is then given that number.
+    it takes in an epoch. ``plan`` is then given that number. One that needs more services than the
+    stage has (a critic, a teacher, a second policy) has ``services(config) -> {name:
+    RecipeService(...)}``, and asks for them with ``await stage.service(name)``.
     """
 
     requires: frozenset[str]

@@ -146,8 +146,17 @@ class RecipeContext(Protocol):
         """The generator service, holding the trainer's current weights."""
         ...
 
-    async def publish(self) -> int:
-        """Send the trainer's weights to every generator, proved by checksum.
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Version last published of each trainer that generators take weights from; -1 before the
+        first. ``trainer`` is the stage's own."""
+        ...
+
+    async def publish(self, trainer: str = "trainer") -> int:
+        """Send a trainer's weights to every generator that takes them, proved by checksum.
+
+        Args:
+            trainer: the stage's, or the name of one of the recipe's own.
 
         Returns:
             the new policy version.
@@ -176,13 +185,14 @@ class RecipeContext(Protocol):
         """
         ...
 
-    async def service(self, section: str) -> ServiceHandle:
-        """The replicas of a section that a plugin has added (``forge_sections``), placed.
+    async def service(self, name: str) -> ServiceHandle:
+        """A service that the recipe has declared (``services``), with its state after a resume; or
+        the replicas of a section that a plugin has added (``forge_sections``), placed.
 
-        They are built without loss and transport, and end with the stage.
+        It ends with the stage. Those of a section are built without loss and transport.
 
         Args:
-            section: its name.
+            name: of the service or the section.
 
         Raises:
             UsageError: the config selects no component there.

@@ -113,6 +113,19 @@ class ModelSection(Settings):
         return self
 
 
+class ModelsSection(Settings):
+    """Further models beside the policy, each by a name of your own: a teacher, an opponent, a
+    reward model. Recipes and ``reference`` ask for them by name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, ModelSection | None]
+
+    def named(self) -> dict[str, ModelSection]:
+        """Those that there are; null takes one away."""
+        given = self.__pydantic_extra__ or {}
+        return {name: model for name, model in given.items() if model is not None}
+
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 LONGEST = 1e8
@@ -346,6 +359,11 @@ class ReferenceKeys(PlacementKeys):
 
     replicas: int = Field(
         1, ge=1, description="copies of the model; they share the sequences of a step evenly"
+    )
+    model: str = Field(
+        "",
+        description="name of the model in models: that answers; default: the one that the stage "
+        "starts from",
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.contracts.context import BuildContext, Placement
 from forge_core.contracts.selection import Selection
+
+if TYPE_CHECKING:
+    from forge_core.contracts.protocols import Loss
 
 RoutingName = Literal["least_loaded", "round_robin", "sticky", "prefix"]
 
@@ -56,6 +60,40 @@ class ServiceOptions:
         if second is None:
             second = self.outage_limit / 2.0 ** (self.restarts - 1)
         return second * 2.0 ** (in_vain - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeService:
+    """A service that a recipe has beside the trainer and the generators of its stage.
+
+    A recipe declares them by name in ``services(config)``, so that ``--dry-run``, ``forge plan``
+    and the runtime know them before anything starts; ``await stage.service(NAME)`` is the handle.
+
+    Args:
+        section: whose component it is, with that section's settings and, if ``placement`` is
+            None, its placement: ``trainer``, ``generator``, ``reference``, or an added one.
+        selection: the component, in place of a section's.
+        model: name of a model in ``models:``; empty: the one that the stage starts from.
+        training: keys of the section ``training`` that differ from the stage's.
+        loss: for trainers, the loss to train with (``config.loss`` for the stage's); None: it holds
+            its weights as they are, without gradients or optimizer state.
+        weights_from: for generators, the trainer whose published weights it samples from:
+            ``trainer`` (the stage's) or a trainer among the recipe's services.
+        placement: how many replicas, of how many processes; None: as the section's, else one.
+        options: routing, limits, retries; None: as the section's, else the defaults.
+        checkpoint: the component has ``save(folder)`` and ``load(folder)``, as trainers do: its
+            state is in every checkpoint and comes back with ``--resume``. It has one replica.
+    """
+
+    section: str = ""
+    selection: Selection[Any] | None = None
+    model: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    loss: Selection[Loss] | None = None
+    weights_from: str = ""
+    placement: Placement | None = None
+    options: ServiceOptions | None = None
+    checkpoint: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.command import forge_command
-from forge_core.contracts.errors import ConfigError, DataError
+from forge_core.contracts.errors import ConfigError, DataError, ForgeError
 from forge_core.models.architectures import causal_language_models
 from forge_core.models.characters import character_tokenizer, check_characters
 from forge_core.models.trust import (
@@ -88,6 +88,21 @@ def check_model(model: ModelSection, shipped: Collection[str] = ()) -> None:
         return
     check_characters(model.init.characters)
     _check_model_type(model.init.architecture, "model.init.architecture")
+
+
+def check_named_model(name: str, model: ModelSection, shipped: Collection[str] = ()) -> None:
+    """``check_model`` for one of ``models:``.
+
+    Raises:
+        ConfigError, DataError: as ``check_model``; names the model.
+    """
+    try:
+        check_model(model, shipped)
+    except ForgeError as error:
+        said = str(error)
+        key = f"models.{name}"
+        named = said.startswith("model.")
+        raise type(error)(key + said[5:] if named else f"{key}: {said}") from error
 
 
 def check_init(init: ModelInit) -> None:

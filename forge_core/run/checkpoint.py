@@ -1,9 +1,9 @@
 """Checkpoints: complete or not there at all, and proved before they are used.
 
 A checkpoint is a folder ``step_N``: the model in Hugging Face layout and whatever else the trainer
-writes, ``state.json`` (where the run stands), ``replay_buffer.json`` (groups sampled ahead of their
-step), ``manifest.json`` (each file's size and checksum). It is written beside its final place and
-renamed.
+writes, ``services/NAME`` (what the recipe's own services keep), ``state.json`` (where the run
+stands), ``replay_buffer.json`` (groups sampled ahead of their step), ``manifest.json`` (each file's
+size and checksum). It is written beside its final place and renamed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from forge_core.models.manifest import MANIFEST, seal, verify
 
 STATE = "state.json"
 REPLAY_BUFFER = "replay_buffer.json"
+SERVICES = "services"
+"""Folder with a folder for each of the recipe's own services that is kept."""
 DAMAGED = "damaged_"
 """Put before the name of a checkpoint that a resume has passed over."""
 
@@ -38,6 +40,7 @@ class RunState:
         stage_step: steps done in that stage.
         stage_done: the stage has reached its target.
         version: policy version last published.
+        versions: last published of the recipe's own trainers, by name.
         position: tasks taken from the dataset for the steps that are done.
         python_rng: state of the ``random`` module, which recipes and plugins may use.
         recipe_state: what the recipe keeps (``stage.recipe_state``).
@@ -53,6 +56,7 @@ class RunState:
     version: int
     position: int
     python_rng: list[Any]
+    versions: dict[str, int] = field(default_factory=dict)
     recipe_state: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING
 from forge_core.contracts.blame import blaming
 from forge_core.contracts.memory import Memory, ModelShape, Workload
 from forge_core.models.shape import FAMILIES, model_config, model_shape
-from forge_core.run.preflight import check_components, check_reference, check_sampler
+from forge_core.run.preflight import (
+    check_components,
+    check_reference,
+    check_sampler,
+    check_services,
+)
 from forge_core.run.unused import check_evaluation
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig
     from forge_core.contracts.context import Placement
     from forge_core.contracts.protocols import Trainer
+    from forge_core.contracts.sections import ModelSection
     from forge_core.contracts.selection import Selection
 
 
@@ -102,10 +108,12 @@ def _stage(stage: StageConfig) -> StageEstimate:
     if stage.loss is not None:
         with blaming(stage.loss, "build"):
             loss = stage.loss.build(context)
-    check_reference(stage, loss)
-    check_sampler(stage, loss)
     with blaming(stage.recipe, "build"):
-        requires = stage.recipe.build(context).requires
+        recipe = stage.recipe.build(context)
+    requires = recipe.requires
+    check_services(stage)
+    check_reference(stage, recipe, loss)
+    check_sampler(stage, loss)
     sampled = "generator" in requires
     scored = stage.evaluates()
     uses = {"trainer": "trainer" in requires, "generator": sampled or scored}
@@ -113,10 +121,20 @@ def _stage(stage: StageConfig) -> StageEstimate:
     longest = _longest(stage, shape, sampled=sampled) if shape is not None else None
     anchored = loss is not None and "reference_logprobs" in loss.needs
     memory = {
-        "trainer": _memory(stage, "trainer", longest, reference=anchored and not stage.reference)
+        "trainer": _memory(
+            stage, "trainer", stage.trainer, longest, reference=anchored and not stage.reference
+        )
     }
     if stage.reference is not None:
-        memory["reference"] = _memory(stage, "reference", longest, trained=False)
+        model = stage.models.get(stage.reference_model, stage.model)
+        memory["reference"] = _memory(
+            stage, "reference", stage.reference, longest, model=model, trained=False
+        )
+    for name, service in stage.services().items():
+        selection = stage.service_selection(service)
+        if selection is not None and selection.family == "trainer":
+            model, trained = stage.models.get(service.model, stage.model), service.loss is not None
+            memory[name] = _memory(stage, name, selection, longest, model=model, trained=trained)
     training = stage.training
     return StageEstimate(
         config=stage,
@@ -137,8 +155,11 @@ def _components(stage: StageConfig, service: str) -> str:
     """Names of a service's components; none for what is the kernel's own."""
     if service == "rewards":
         return ", ".join(stage.rewards)
-    added = stage.sections.get(service)
-    selection = getattr(stage, service, None) if added is None else added.selection
+    added, own = stage.sections.get(service), stage.services().get(service)
+    if own is not None:
+        selection = stage.service_selection(own)
+    else:
+        selection = getattr(stage, service, None) if added is None else added.selection
     return selection.name if selection is not None else ""
 
 
@@ -164,24 +185,35 @@ def _longest(stage: StageConfig, shape: ModelShape, *, sampled: bool) -> Longest
     )
 
 
-def _memory(stage: StageConfig, section: str, longest: Longest | None, **work: bool) -> Held | str:
+def _memory(
+    stage: StageConfig,
+    service: str,
+    selection: Selection[Trainer] | None,
+    longest: Longest | None,
+    *,
+    model: ModelSection | None = None,
+    **work: bool,
+) -> Held | str:
     """A trainer's own account of it.
 
     Args:
         stage: whose it is.
-        section: that has the trainer.
+        service: that the trainer is.
+        selection: the component.
         longest: what bounds a sequence.
+        model: that it holds; None: the stage's.
         work: what else ``Workload`` says of it.
     """
-    selection: Selection[Trainer] | None = getattr(stage, section)
     if selection is None:
         return "no trainer is installed"
     if not selection.tells_memory:
         return f"trainer {selection.name} does not tell it"
-    shape = model_shape(stage.model)
+    model = model or stage.model
+    shape = model_shape(model)
     if shape is None or longest is None:
-        return _unknown(stage)
-    context = replace(stage.early_context(), world_size=stage.placements()[section].procs)
+        return _unknown(model)
+    procs = stage.placements()[service].procs
+    context = replace(stage.early_context(), model=model, world_size=procs)
 
     def held(tokens: int, sequence: int) -> Memory:
         workload = Workload(shape=shape, tokens=tokens, longest=sequence, **work)
@@ -197,11 +229,11 @@ def _memory(stage: StageConfig, section: str, longest: Longest | None, **work: b
     return Held(memory=held(PASS_TOKENS, PASS_TOKENS), longest=longest, bounded=False)
 
 
-def _unknown(stage: StageConfig) -> str:
+def _unknown(model: ModelSection) -> str:
     """Why a model's size is not known."""
-    config, families = model_config(stage.model), ", ".join(FAMILIES)
+    config, families = model_config(model), ", ".join(FAMILIES)
     if config is None:
-        where = stage.model.path or stage.model.name or "model.path"
+        where = model.path or model.name or "model.path"
         return f"{where}/config.json is not there"
     return (
         f"the model, of model_type {config.get('model_type')!r}, is not of a known architecture "

@@ -123,6 +123,11 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    @property
+    def models(self) -> Path:
+        """Where those of ``models:`` are kept that are made from a seed."""
+        return self.path / "models"
+
     def channel(self, stage: str) -> str:
         """Where the ends of a stage's transport meet: no other run on the host has the same."""
         digest = hashlib.blake2b(str(self.path).encode(), digest_size=6).hexdigest()

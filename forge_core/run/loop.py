@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ Moment = Literal["before", "during", "after"]
 class _Mark:
     """A stage as it was between two steps."""
 
-    trained: int
+    learned: int
     position: int
     python_rng: Any
     recipe_state: dict[str, Any]
@@ -50,7 +50,7 @@ class Loop:
         total_steps: the target.
         inputs: the stage's data and environment.
         parts: its services.
-        publishing: its published versions.
+        publishing: the published versions of each of its trainers.
         restored: where to go on, when the stage was begun by an earlier process.
         evaluate: scores the published weights on held-out tasks at a step of the run.
     """
@@ -63,7 +63,7 @@ class Loop:
         total_steps: int,
         inputs: Inputs,
         parts: Parts,
-        publishing: Publishing,
+        publishing: Mapping[str, Publishing],
         restored: RunState | None,
         evaluate: Callable[[Moment, int], Awaitable[Evaluation]],
     ) -> None:
@@ -122,9 +122,7 @@ class Loop:
         if self._scope is None:
             return
         loop = asyncio.get_running_loop()
-        trainer = self._parts.running.get("trainer")
-        busy = trainer is not None and trainer.metrics()["in_flight"]
-        if busy or self._counts().trained > self._mark.trained:
+        if self._parts.is_learning() or self._parts.learned() > self._mark.learned:
             loop.call_later(1.0, self._stop_now)  # what was trained cannot be taken back
         else:
             self._scope.reschedule(loop.time())
@@ -148,7 +146,7 @@ class Loop:
 
     def _marked(self) -> _Mark:
         return _Mark(
-            trained=self._counts().trained,
+            learned=self._parts.learned(),
             position=self._inputs.position,
             python_rng=random.getstate(),
             recipe_state=deepcopy(self.recipe_state),
@@ -203,7 +201,7 @@ class Loop:
         return Counts(
             trained=running["trainer"].answered["train_step"] if "trainer" in running else 0,
             sampled=running["generator"].answered["generate"] if "generator" in running else 0,
-            version=self._publishing.version,
+            version=self._publishing["trainer"].version,
         )
 
     def _report(self, step: Step) -> None:
@@ -242,7 +240,12 @@ class Loop:
                 stage=self._config.name,
                 stage_step=self._done,
                 stage_done=self._done == self.total_steps,
-                version=self._publishing.version,
+                version=self._publishing["trainer"].version,
+                versions={
+                    name: publishing.version
+                    for name, publishing in self._publishing.items()
+                    if name != "trainer"
+                },
                 position=self._inputs.position,
                 python_rng=[algorithm, list(internal), gauss],
                 recipe_state=self.recipe_state,

@@ -10,14 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forge_core.contracts.blame import blaming
 from forge_core.contracts.context import Placement
-from forge_core.contracts.errors import UsageError
-from forge_core.contracts.services import ServiceOptions
+from forge_core.contracts.errors import DataError, RunFailed, UsageError
+from forge_core.contracts.seeding import derive_seed
+from forge_core.contracts.services import RecipeService, ServiceOptions
 from forge_core.contracts.types import Episode, TrainSequence
 from forge_core.replay.component import replay_buffer
 from forge_core.replay.saved import from_json, to_json
 from forge_core.run.addresses import Addresses
-from forge_core.run.checkpoint import REPLAY_BUFFER, RunState
+from forge_core.run.checkpoint import REPLAY_BUFFER, SERVICES, RunState
 from forge_core.run.inputs import Inputs, selected
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
@@ -30,6 +32,20 @@ if TYPE_CHECKING:
     from forge_core.contracts.selection import Selection
     from forge_core.rewards.pool import RewardPool
     from forge_core.run.session import RunSession
+
+
+_PURE = frozenset({"logprobs", "publish", "hold_reference", "save", "load"})
+"""Methods of trainers that leave weights and optimizer as they are."""
+
+
+def channel_of(stage: str, publisher: str) -> str:
+    """Where a trainer and the generators that take weights from it meet.
+
+    Args:
+        stage: channel of the stage's own trainer.
+        publisher: name of the trainer.
+    """
+    return stage if publisher in ("", "trainer") else f"{stage}-{publisher}"
 
 
 class _Closable(Protocol):
@@ -60,6 +76,8 @@ class Parts:
         self._context = context
         self._inputs = inputs
         self._restored = restored
+        self.own = config.services()
+        """Services that the recipe has of its own, by name."""
         self.running: dict[str, Service] = {}
         """Those that were started, by name."""
         self._rewards: RewardPool | None = None
@@ -86,12 +104,95 @@ class Parts:
                 await trainer.hold_reference.route()
             else:
                 await self._reference()
-        if self._restored is not None and self._restored.stage_step > 0:
-            checkpoint = self._session.checkpoints.verify(self._restored.step)
+        if (checkpoint := self._checkpoint()) is not None:
+            for name in self.own:  # what is built draws random numbers, and must not do so later
+                await self.service(name)
             await trainer.load.route(checkpoint)
+            assert self._restored is not None
             algorithm, internal, gauss = self._restored.python_rng
             random.setstate((algorithm, tuple(internal), gauss))
         return trainer
+
+    def _checkpoint(self) -> Path | None:
+        """Where an earlier process has left the stage, proved to be whole."""
+        if self._restored is None or self._restored.stage_step == 0:
+            return None
+        return self._session.checkpoints.verify(self._restored.step)
+
+    async def service(self, name: str) -> Service:
+        """A service of the recipe's own, with the checkpoint's state after a resume.
+
+        Raises:
+            DataError: the checkpoint has no state of it.
+        """
+        if name in self.running:
+            return self.running[name]
+        declared, context = self.own[name], self.context_of(name)
+        selection = self._config.service_selection(declared)
+        assert selection is not None  # checked before the start
+        service = await self._start(
+            name,
+            selection,
+            context,
+            self._config.service_placement(declared),
+            declared.options or self._options_of(declared, selection.family),
+        )
+        if declared.loss is not None:
+            with blaming(declared.loss, "build", RunFailed):
+                needs = declared.loss.build(context).needs
+            if "reference_logprobs" in needs:
+                await service.hold_reference.route()
+        if declared.checkpoint and (checkpoint := self._checkpoint()) is not None:
+            saved = checkpoint / SERVICES / name
+            if not saved.is_dir():
+                raise DataError(
+                    f"{checkpoint}: has no state of service {name!r}, which recipe "
+                    f"{self._config.recipe.name!r} keeps in checkpoints; it was written by another "
+                    "version of the recipe, or with other settings"
+                )
+            await service.load.route(saved)
+        return service
+
+    def _options_of(self, declared: RecipeService, family: str) -> ServiceOptions:
+        if declared.section == "generator":
+            return self._config.generator_options
+        if declared.section in self._config.sections:
+            return self._config.sections[declared.section].options
+        one_call = 1 if family == "trainer" else ServiceOptions.concurrency
+        # What it has learned cannot be made again where the process is gone.
+        return ServiceOptions(retry=not declared.checkpoint, concurrency=one_call)
+
+    def context_of(self, name: str) -> BuildContext:
+        """What a service of the recipe's own, or the stage's trainer, is built with."""
+        if name not in self.own:
+            return self._context
+        declared = self.own[name]
+        publisher = declared.weights_from or (name if name in self.publishers() else "")
+        training = self._context.training.model_copy(update=dict(declared.training))
+        return replace(
+            self._context,
+            model=self._session.model(declared.model, self._context.model),
+            training=training,
+            seed=derive_seed(self._context.seed, "service", name),
+            loss=declared.loss,
+            transport=self._config.transport if publisher else None,
+            channel=channel_of(self._context.channel, publisher),
+        )
+
+    def publishers(self) -> list[str]:
+        """The trainers that generators take weights from: the stage's, then those of its recipe."""
+        named = (declared.weights_from for declared in self.own.values() if declared.weights_from)
+        return list(dict.fromkeys(["trainer", *named]))
+
+    async def publisher(self, name: str) -> Service:
+        """One of the trainers that generators take weights from."""
+        return await (self.trainer() if name == "trainer" else self.service(name))
+
+    async def generators_of(self, publisher: str) -> list[Service]:
+        """The generators that take weights from a trainer, with whatever they have."""
+        main = [await self.generator()] if publisher == "trainer" else []
+        others = [name for name, each in self.own.items() if each.weights_from == publisher]
+        return [*main, *[await self.service(name) for name in others]]
 
     async def generator(self) -> Service:
         """The generator service, with the weights it has; publishing gives it the trainer's."""
@@ -114,7 +215,8 @@ class Parts:
             await self._addresses.open(self.running["generator"])
 
     async def _reference(self) -> Service:
-        """The service that answers with the weights the stage began with, where the config has one.
+        """The service that answers with the weights the stage began with, or with those of the
+        model that ``reference.model`` names, where the config has one.
 
         It is built without a loss, so that it never holds gradients or optimizer state.
         """
@@ -124,7 +226,12 @@ class Parts:
         return await self._start(
             "reference",
             self._config.reference,
-            replace(self._context, loss=None, transport=None),
+            replace(
+                self._context,
+                model=self._session.model(self._config.reference_model, self._context.model),
+                loss=None,
+                transport=None,
+            ),
             self._config.reference_placement,
             ServiceOptions(concurrency=1),  # a trainer takes one call at a time
         )
@@ -253,9 +360,30 @@ class Parts:
         """
         trainer = await self.trainer()
         await trainer.save.route(folder)
+        for name, declared in self.own.items():
+            if declared.checkpoint:
+                place = folder / SERVICES / name
+                place.mkdir(parents=True)
+                await (await self.service(name)).save.route(place)
         if "replay_buffer" in self.running:
             groups = await self.running["replay_buffer"].state.route()
             (folder / REPLAY_BUFFER).write_text(to_json(groups))
+
+    def learned(self) -> int:
+        """Calls so far that may have changed what checkpoints keep."""
+        total = self.running["trainer"].answered["train_step"] if "trainer" in self.running else 0
+        for name in self._learning():
+            answered = self.running[name].answered
+            total += sum(count for method, count in answered.items() if method not in _PURE)
+        return total
+
+    def is_learning(self) -> bool:
+        """Whether one of those services is at work."""
+        names = [*self._learning(), *(["trainer"] if "trainer" in self.running else [])]
+        return any(self.running[name].metrics()["in_flight"] for name in names)
+
+    def _learning(self) -> list[str]:
+        return [name for name, own in self.own.items() if own.checkpoint and name in self.running]
 
     def laps(self) -> dict[str, float]:
         """What the services whose time is recorded did since the last call."""

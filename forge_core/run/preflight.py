@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge_core.answers import check_sections
-from forge_core.contracts.blame import blaming
-from forge_core.contracts.errors import UsageError
+from forge_core.contracts.blame import blaming, title
+from forge_core.contracts.errors import PluginError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.families import TransportComponent
     from forge_core.contracts.protocols import Loss, Recipe, Runtime
     from forge_core.contracts.selection import Selection
+    from forge_core.contracts.services import RecipeService
+
+SERVICE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def check_components(stage: StageConfig) -> None:
@@ -46,6 +50,63 @@ def check_components(stage: StageConfig) -> None:
             raise UsageError(key) from error
 
 
+RESERVED = frozenset({"trainer", "generator", "reference", "rewards", "replay_buffer"})
+"""Services of a stage that are not a recipe's own."""
+
+
+def check_services(stage: StageConfig) -> None:
+    """The recipe's own services, and the reference, can be built from what the config has.
+
+    Raises:
+        PluginError: the recipe declares what cannot be.
+        UsageError: names the key, and what is allowed.
+    """
+    models = ", ".join(stage.models) or "none"
+    if stage.reference_model and stage.reference_model not in stage.models:
+        raise UsageError(
+            f"reference.model: models: has no {stage.reference_model!r} (it has: {models})"
+        )
+    declared = stage.services()
+    for name, service in declared.items():
+        who = f"{title(stage.recipe)}: service {name!r}"
+        if name in RESERVED or name in stage.sections or not SERVICE_NAME.fullmatch(name):
+            taken = ", ".join(sorted({*RESERVED, *stage.sections}))
+            raise PluginError(f"{who}: a name is lower-case words joined by _, and none of {taken}")
+        if bool(service.section) == (service.selection is not None):
+            raise PluginError(f"{who}: give either a section or a selection")
+        selection = stage.service_selection(service)
+        if selection is None:
+            raise UsageError(f"{service.section}: {who} (stage {stage.name!r}) needs this section")
+        if service.model and service.model not in stage.models:
+            raise UsageError(
+                f"models: {who} (stage {stage.name!r}) needs a model {service.model!r} (there is: "
+                f"{models})"
+            )
+        if unknown := set(service.training) - set(type(stage.training).model_fields):
+            raise PluginError(f"{who}: training has no {', '.join(sorted(unknown))}")
+        trainers = {"trainer", *(n for n, each in declared.items() if _trains(stage, each))}
+        if service.weights_from and service.weights_from not in trainers:
+            raise PluginError(
+                f"{who}: takes weights from {service.weights_from!r}, which is no trainer of the "
+                f"stage (there is: {', '.join(sorted(trainers))})"
+            )
+        placement = stage.service_placement(service)
+        if service.checkpoint and placement.replicas > 1:
+            raise UsageError(f"{who}: {placement.replicas} replicas have no state to keep; use one")
+        context = replace(
+            stage.early_context(),
+            training=stage.training.model_copy(update=dict(service.training)),
+            loss=service.loss,
+            world_size=placement.procs,
+        )
+        selection.check(context)
+
+
+def _trains(stage: StageConfig, service: RecipeService) -> bool:
+    selection = stage.service_selection(service)
+    return selection is not None and selection.family == "trainer"
+
+
 def check_runtime(stage: StageConfig, runtime: Selection[Runtime]) -> None:
     """Let the runtime refuse a stage's services that it cannot place.
 
@@ -69,7 +130,12 @@ def check_transport(stage: StageConfig, runtime: str, wider: TransportComponent 
     transport = stage.transport
     if transport is None or transport.reach != "process":
         return
-    ends = (("generator", stage.generator_placement), ("trainer", stage.trainer_placement))
+    ends = [("generator", stage.generator_placement), ("trainer", stage.trainer_placement)]
+    declared = stage.services()
+    for name, service in declared.items():
+        for end in (name, service.weights_from) if service.weights_from else ():
+            if end in declared:
+                ends.append((f"service {end}", stage.service_placement(declared[end])))
     away = [
         f"{section}.{key}"
         for section, placement in ends
@@ -129,12 +195,14 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
             )
 
 
-def check_reference(stage: StageConfig, loss: Loss | None) -> None:
+def check_reference(stage: StageConfig, recipe: Recipe, loss: Loss | None) -> None:
     """A reference of its own is asked for something.
 
     Raises:
-        UsageError: the loss needs no reference logprobs.
+        UsageError: the loss needs no reference logprobs, and the recipe no reference.
     """
+    if "reference" in recipe.requires:
+        return
     if stage.reference is None or (loss is not None and "reference_logprobs" in loss.needs):
         return
     who = f"loss {stage.loss.name!r}" if stage.loss is not None else "a stage without a loss"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge_core.contracts.blame import blaming
@@ -50,16 +50,17 @@ class Publishing:
         """Whether this process has."""
         return self._manifest is not None
 
-    async def send(self, trainer: Service, generator: Service, *, step: int) -> int:
+    async def send(self, trainer: Service, generators: Sequence[Service], *, step: int) -> int:
         """Send the trainer's weights to every replica, proved by checksum; returns the version.
 
         Args:
             trainer: whose weights.
-            generator: that samples from them.
+            generators: that sample from them.
             step: of the stage, under way or last done.
         """
         manifest: WeightManifest = await trainer.publish.route(self.version + 1)
-        await update_weights(generator, manifest)
+        for generator in generators:
+            await update_weights(generator, manifest)
         before, self._manifest = self._manifest, manifest
         self.version = manifest.version
         self.published_at = step

@@ -32,7 +32,8 @@ from forge_core.contracts.records import (
     StepRecord,
     Summary,
 )
-from forge_core.models.folder import check_init, check_model
+from forge_core.contracts.seeding import derive_seed
+from forge_core.models.folder import check_init, check_model, check_named_model
 from forge_core.models.manifest import verify, verify_model
 from forge_core.plugins.models import model_makers
 from forge_core.run import interrupt
@@ -49,6 +50,7 @@ from forge_core.run.preflight import (
     check_requirements,
     check_runtime,
     check_sampler,
+    check_services,
     check_transport,
 )
 from forge_core.run.progress import Progress
@@ -65,6 +67,8 @@ if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig
     from forge_core.contracts.context import BuildContext
     from forge_core.contracts.protocols import Dataset, Recipe, Runtime, Tracker, Transport
+    from forge_core.contracts.sections import ModelSection
+    from forge_core.contracts.selection import Selection
     from forge_core.contracts.types import Episode
     from forge_core.plugins.manager import PluginManager
     from forge_core.run.stage import Stage
@@ -103,7 +107,10 @@ class RunSession:
             config = self.resumption.config
             self._presets |= folder.presets()
         self.config = config
-        self._transports: dict[str, Transport] = {}
+        self._transports: dict[str, tuple[Selection[Transport], Transport]] = {}
+        """By channel."""
+        self._models: dict[str, Path] = {}
+        """Folders of ``models:``, once the run has started."""
         self.progress = Progress()
         self.was_finished = False
         """Everything was done before this session; nothing was changed."""
@@ -114,6 +121,8 @@ class RunSession:
         self._breach: RunFailed | None = None
         self._stage: Stage | None = None
         check_model(config.model, model_makers(plugins))
+        for name, model in config.models.items():
+            check_named_model(name, model, model_makers(plugins))
         check_evaluation(config)
         for tracker in config.trackers.values():
             tracker.check(config.stages[0].early_context())
@@ -143,13 +152,14 @@ class RunSession:
         with blaming(stage.recipe, "build"):
             recipe = stage.recipe.build(context)
         check_requirements(stage, recipe)
+        check_services(stage)
         loss = None
         if stage.loss is not None:
             with blaming(stage.loss, "build"):
                 loss = stage.loss.build(context)
         if loss is not None:
             check_loss(stage, recipe, loss)
-        check_reference(stage, loss)
+        check_reference(stage, recipe, loss)
         check_components(stage)
         check_runtime(stage, self.config.runtime)
         check_sampler(stage, loss)
@@ -211,12 +221,26 @@ class RunSession:
         return self._datasets[key]
 
     def transport(self, stage: StageConfig, context: BuildContext) -> Transport:
-        """The controller's own end of a stage's transport."""
-        if stage.name not in self._transports:
+        """The controller's own end of a channel of a stage's transport."""
+        if context.channel not in self._transports:
             assert stage.transport is not None
             with blaming(stage.transport, "build", RunFailed):
-                self._transports[stage.name] = stage.transport.build(context)
-        return self._transports[stage.name]
+                built = stage.transport.build(context)
+            self._transports[context.channel] = (stage.transport, built)
+        return self._transports[context.channel][1]
+
+    def model(self, name: str, otherwise: ModelSection) -> ModelSection:
+        """A model of ``models:`` as a section that says where its folder is.
+
+        Args:
+            name: of the model; empty: the other one.
+            otherwise: the model that the stage starts from.
+        """
+        if not name:
+            return otherwise
+        return self.config.models[name].model_copy(
+            update={"path": self._models[name], "init": None}
+        )
 
     def steps_before(self, stage: str) -> int:
         """Steps of all stages before one."""
@@ -271,6 +295,9 @@ class RunSession:
         self.progress = Progress()
         if self.config.model.init is not None:
             check_init(self.config.model.init)
+        for model in self.config.models.values():
+            if model.init is not None:
+                check_init(model.init)
         context = self.config.stages[0].early_context()
         trackers = {}
         for name, selection in self.config.trackers.items():
@@ -318,11 +345,9 @@ class RunSession:
                     await self._stages(state)
                 finally:
                     try:
-                        for stage in self.config.stages:
-                            if stage.name in self._transports:
-                                assert stage.transport is not None
-                                with blaming(stage.transport, "close", RunFailed):
-                                    await self._transports[stage.name].close()
+                        for selection, transport in self._transports.values():
+                            with blaming(selection, "close", RunFailed):
+                                await transport.close()
                     finally:
                         await self.runtime.close()
                 self.writer.check()
@@ -444,6 +469,11 @@ class RunSession:
         random.seed(self.config.stages[0].training.seed)
         seed = self.config.stages[0].training.seed
         model = first_model(self.config.model, self.folder.model, seed)
+        for name, section in self.config.models.items():
+            place = self.folder.models / name
+            own = derive_seed(seed, "model", name)
+            self._models[name] = await asyncio.to_thread(first_model, section, place, own)
+            await asyncio.to_thread(verify_model, self._models[name])
         done = 0
         for index, (config, recipe) in enumerate(
             zip(self.config.stages, self._recipes, strict=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_core.contracts.errors import UsageError
 from forge_core.contracts.step import Step
 from forge_core.contracts.types import Episode, Sampling, Task, TrainSequence
 from forge_core.run.evaluation import evaluate
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.protocols import Loss, Recipe
+    from forge_core.contracts.protocols import Loss, Recipe, Transport
     from forge_core.contracts.records import Evaluation
     from forge_core.run.checkpoint import RunState
     from forge_core.run.dataset import GuardedDataset
@@ -76,14 +78,19 @@ class Stage:
         position = restored.position if restored else 0
         self._inputs = Inputs(session, config, self.context, model=model, position=position)
         self._parts = Parts(session, config, self.context, self._inputs, restored)
-        trained = restored is not None and restored.stage_step > 0
-        self._publishing = Publishing(
-            # Publishing again gives the replicas the version they had.
-            version=max(-1, restored.version - 1) if restored is not None and trained else -1,
-            selection=config.transport,
-            transport=lambda: session.transport(config, self.context),
-            warn=self.warn,
-        )
+        versions: dict[str, int] = {}
+        if restored is not None and restored.stage_step > 0:
+            versions = {"trainer": restored.version, **restored.versions}
+        self._publishing = {
+            name: Publishing(
+                # Publishing again gives the replicas the version they had.
+                version=max(-1, versions.get(name, -1) - 1),
+                selection=config.transport,
+                transport=partial(self._transport, name),
+                warn=self.warn,
+            )
+            for name in self._parts.publishers()
+        }
         self._loop = Loop(
             session,
             config,
@@ -143,7 +150,7 @@ class Stage:
 
     async def generator(self) -> Service:
         generator = await self._parts.generator()
-        if not self._publishing.has_published:
+        if not self._publishing["trainer"].has_published:
             await self.publish()
         return generator
 
@@ -155,8 +162,14 @@ class Stage:
     async def replay_buffer(self, max_staleness: int) -> Service:
         return await self._parts.replay_buffer(max_staleness)
 
-    async def service(self, section: str) -> Service:
-        return await self._parts.section(section)
+    async def service(self, name: str) -> Service:
+        if name not in self._parts.own:
+            return await self._parts.section(name)
+        service = await self._parts.service(name)
+        publisher = self._parts.own[name].weights_from
+        if publisher and not self._publishing[publisher].has_published:
+            await self.publish(publisher)
+        return service
 
     async def score(self, episodes: Sequence[Episode], *, held_out: bool = False) -> None:
         await self._parts.score(episodes)
@@ -167,16 +180,29 @@ class Stage:
 
     @property
     def version(self) -> int:
-        return self._publishing.version
+        return self._publishing["trainer"].version
 
-    async def publish(self) -> int:
-        trainer = await self._parts.trainer()
-        generator = await self._parts.generator()
-        first = not self._publishing.has_published
-        version = await self._publishing.send(trainer, generator, step=self._loop.current)
-        if first:
+    @property
+    def versions(self) -> Mapping[str, int]:
+        return {name: publishing.version for name, publishing in self._publishing.items()}
+
+    async def publish(self, trainer: str = "trainer") -> int:
+        if trainer not in self._publishing:
+            raise UsageError(
+                f"recipe {self.config.recipe.name!r}: publishes {trainer!r}, from which no "
+                f"generator takes weights (these are taken from: {', '.join(self._publishing)})"
+            )
+        publishing = self._publishing[trainer]
+        source = await self._parts.publisher(trainer)
+        generators = await self._parts.generators_of(trainer)
+        first = not publishing.has_published
+        version = await publishing.send(source, generators, step=self._loop.current)
+        if first and trainer == "trainer":
             await self._parts.open_addresses()
         return version
+
+    def _transport(self, trainer: str) -> Transport:
+        return self._session.transport(self.config, self._parts.context_of(trainer))
 
     # The course of the stage.
 
@@ -198,7 +224,7 @@ class Stage:
         return self._session.waiting(what, detail)
 
     async def _evaluate(self, moment: Moment, step: int) -> Evaluation:
-        if self._publishing.published_at != self._loop.current:
+        if self._publishing["trainer"].published_at != self._loop.current:
             await self.publish()
         return await evaluate(self, moment, step)
 

@@ -52,7 +52,7 @@ def test_the_keys_of_a_reference_and_of_reward_workers(read: Read) -> None:
     explained = {item.key: item for item in explain(config, "reference")}
     assert set(explained) == {
         f"reference.{key}"
-        for key in ("use", "procs", "isolate", "with_gpus", "env", "replicas", "shards")
+        for key in ("use", "procs", "isolate", "with_gpus", "env", "replicas", "model", "shards")
     }
     assert explained["reference.use"].allowed == "the name of a trainer, or FILE.py:NAME"
     assert explained["reference.replicas"].allowed == "a whole number, at least 1"

@@ -55,7 +55,7 @@ from forge_core import (
     WeightManifest,
     hookimpl,
 )
-from forge_core.testing.byte_tokenizer import byte_tokenizer
+from forge_testing.byte_tokenizer import byte_tokenizer
 
 GROUP = 8
 PROMPT = 64

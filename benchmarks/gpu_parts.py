@@ -39,7 +39,7 @@ from forge_core.tensors.accumulate import fuses
 from forge_core.tensors.chunks import CPU_BYTES
 from forge_core.tensors.logprobs import chunk_bytes_on, token_logprobs
 from forge_core.tensors.variable_length import trouble
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 
 REPEATS = 4
 MIB = 2**20

@@ -17,10 +17,10 @@ from typing import Any
 
 from forge_core import BuildContext, Component, Selection, Settings
 from forge_core.services import Service
-from forge_core.testing.context import bare_context
 from forge_monarch.engine import load
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_testing.context import bare_context
 
 PAYLOAD = b"x" * 100
 TARGET = 1.2

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from forge_console.plugin import build_console
 from forge_console.settings import ConsoleSettings
-from forge_core.testing.context import bare_context
-from forge_core.testing.demo import STAGES, replay
 from forge_core.trackers.jsonl import JsonlTracker
+from forge_testing.context import bare_context
+from forge_testing.demo import STAGES, replay
 
 
 class WallClock:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import Forge, RewardComponent, hookimpl
-from forge_core.testing.context import component
-from forge_core.testing.runs import lines_of, write_config
+from forge_testing.context import component
+from forge_testing.runs import lines_of, write_config
 from tests.chaos.cases import PATIENCE, Area, Command, Outcome, Wrong, speaks_clearly
 from tests.chaos.subject import Digits, NoSettings, Subject, World, check_equal, subject_config
 

@@ -15,7 +15,7 @@ from forge_core import Component, Placement, ReplicaDied, RunFailed, Selection, 
 from forge_core.processes.descendants import descendants
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Service
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 from tests.chaos.cases import PATIENCE, Area, Wrong
 from tests.chaos.subject import NoSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import Forge, StepRecord, hookimpl
-from forge_core.testing.runs import small_config, write_config
+from forge_testing.runs import small_config, write_config
 from tests.chaos.cases import Area, Command, Wrong
 from tests.chaos.subject import Subject
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import Forge, RewardComponent, RunStopped, Settings, StepRecord, hookimpl
-from forge_core.testing.command import run_in_process
-from forge_core.testing.runs import lines_of, scores_of, small_config, untimed, write_config
+from forge_testing.command import run_in_process
+from forge_testing.runs import lines_of, scores_of, small_config, untimed, write_config
 from tests.chaos.cases import Command, Outcome, Wrong
 
 STEPS = 4

@@ -12,7 +12,7 @@ import pytest
 
 from forge_core import Forge, RunConfig
 from forge_core.config.effective import to_yaml
-from forge_core.testing.command import CommandResult
+from forge_testing.command import CommandResult
 
 Read = Callable[..., RunConfig]
 Write = Callable[[str, str], Path]

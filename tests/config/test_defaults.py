@@ -21,7 +21,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.config.resolve import resolve
-from forge_core.testing.context import component
+from forge_testing.context import component
 
 
 def build(settings: object, context: object) -> object:

@@ -10,7 +10,7 @@ import pytest
 
 from forge_core import Forge
 from forge_core.config.resolve import resolve
-from forge_core.testing.command import CommandResult
+from forge_testing.command import CommandResult
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
 CONFIGS = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if ":\n" in text]

@@ -10,7 +10,7 @@ import pytest
 from forge_core import ConfigError, Forge, PluginError, RunConfig
 from forge_core.config.resolve import resolve
 from forge_core.plugins.catalog import Catalog
-from forge_core.testing.command import CommandResult
+from forge_testing.command import CommandResult
 
 Read = Callable[..., RunConfig]
 Write = Callable[[str, str], Path]

@@ -11,7 +11,7 @@ import pytest
 
 from forge_core import ConfigError, Forge, Settings
 from forge_core.config import layers
-from forge_core.testing.runs import small_config, write_config
+from forge_testing.runs import small_config, write_config
 
 LAUGHS = "a0: &a0 [ha, ha, ha, ha, ha, ha, ha, ha, ha, ha]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge_core import ConfigError, Forge
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 
 @pytest.mark.parametrize("section", ["generator", "trainer", "reward_workers", "replay_buffer"])

@@ -30,9 +30,6 @@ WORDS = {
 }
 """Names that are something else too, and what. They are looked for only where one is selected."""
 
-LEFT_OUT = {"testing"}
-"""Folders of the kernel: the kit whose sample runs use what is installed by default."""
-
 
 def names() -> set[str]:
     """Of plugins, their packages, components, presets, models and commands."""
@@ -58,10 +55,8 @@ def names() -> set[str]:
 def lines() -> Iterator[tuple[str, str]]:
     """``file:line`` and text of every line of the kernel."""
     for file in sorted(KERNEL.rglob("*.py")):
-        place = file.relative_to(KERNEL)
-        if place.parts[0] not in LEFT_OUT:
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-                yield f"{place}:{number}", line
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            yield f"{file.relative_to(KERNEL)}:{number}", line
 
 
 def pattern(name: str) -> re.Pattern[str]:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from forge_core import Forge
-from forge_core.testing.command import run_as_process
+from forge_testing.command import run_as_process
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]

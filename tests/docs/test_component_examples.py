@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, EnvironmentComponent, Selection, Settings, Task
-from forge_core.testing.conformance.environment import EnvironmentConformance
-from forge_core.testing.conformance.loss import LossConformance
-from forge_core.testing.conformance.tracker import TrackerConformance
+from forge_testing.conformance.environment import EnvironmentConformance
+from forge_testing.conformance.loss import LossConformance
+from forge_testing.conformance.tracker import TrackerConformance
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

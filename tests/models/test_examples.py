@@ -9,7 +9,7 @@ import pytest
 from forge_core import DataError, Message
 from forge_core.models.examples import encode_example
 from forge_core.models.prompts import encode_prompt
-from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
+from forge_testing.byte_tokenizer import CHATML, byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

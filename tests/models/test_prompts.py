@@ -18,7 +18,7 @@ from forge_core.models.prompts import (
     end_of_turn,
     prompt_text,
 )
-from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
+from forge_testing.byte_tokenizer import CHATML, byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

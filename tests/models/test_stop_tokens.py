@@ -9,7 +9,7 @@ import pytest
 
 from forge_core import DataError
 from forge_core.models.stop_tokens import stop_token_ids
-from forge_core.testing.byte_tokenizer import byte_tokenizer
+from forge_testing.byte_tokenizer import byte_tokenizer
 
 
 @pytest.mark.parametrize(

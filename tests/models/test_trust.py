@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from forge_core import DataError, Forge, Message, ModelSection, PromptRefused
 from forge_core.models.chat_template import render
 from forge_core.models.folder import check_folder, load_model, load_tokenizer, materialize
-from forge_core.testing.command import process_environ, run_in_process
-from forge_core.testing.foreign_code import with_foreign_model, with_foreign_tokenizer
-from forge_core.testing.runs import small_config
-from forge_core.testing.shapes import tiny_shape
+from forge_testing.command import process_environ, run_in_process
+from forge_testing.foreign_code import with_foreign_model, with_foreign_tokenizer
+from forge_testing.runs import small_config
+from forge_testing.shapes import tiny_shape
 
 ROOT = Path(__file__).parents[2]
 KEY = "set model.trust_remote_code=true if you trust it"

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_core import Forge, RecipeComponent, Settings, TokenLimit, hookimpl
 from forge_core.models.shape import FAMILIES, shape_of
-from forge_core.testing.shapes import LLAMA_31_8B
+from forge_testing.shapes import LLAMA_31_8B
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES))

@@ -9,7 +9,7 @@ import pytest
 
 from forge_core.plugins.info import PluginInfo
 from forge_core.plugins.manager import PluginManager
-from forge_core.testing.distributions import forget_modules
+from forge_testing.distributions import forget_modules
 
 DISTS = Path(__file__).parents[1] / "dists"
 

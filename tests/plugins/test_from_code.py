@@ -10,7 +10,7 @@ import pytest
 from forge_core import ConfigError, Forge, Task
 from forge_core.config.schema import model_schema
 from forge_core.processes.frames import dumps
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 
 FILE = '''
     """Everything a run can be given from one file."""

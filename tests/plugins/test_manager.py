@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr, create_model
 
 from forge_core import Component, LossComponent, PluginError, Preset, Settings, hookimpl, hookspec
 from forge_core.plugins.manager import PluginManager
-from forge_core.testing.context import component as typed
+from forge_testing.context import component as typed
 
 
 class NoSettings(Settings):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import Section, hookimpl
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 FAMILY = """
     from forge_core import Component, RecipeComponent, Section, Settings, hookimpl

@@ -24,7 +24,7 @@ from forge_core import (
     TrainingSection,
     UsageError,
 )
-from forge_core.testing.command import run_as_process
+from forge_testing.command import run_as_process
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from forge_core import (
     Settings,
     Task,
 )
-from forge_core.testing.conformance.reward import RewardConformance
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.reward import RewardConformance
+from forge_testing.context import bare_context
 
 
 def length(sample):

@@ -23,8 +23,8 @@ from forge_core import (
 )
 from forge_core.models.prompts import encode_prompt
 from forge_core.rollout import Generate, rollout_group
-from forge_core.testing.byte_tokenizer import CHATML, byte_tokenizer
-from forge_core.testing.scripted_policy import ScriptedPolicy
+from forge_testing.byte_tokenizer import CHATML, byte_tokenizer
+from forge_testing.scripted_policy import ScriptedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,9 +18,9 @@ from forge_core import (
 )
 from forge_core.models.precision import HALF_STEP, bfloat16_weights
 from forge_core.run.cautions import cautions
-from forge_core.testing.conformance.trainer import Nll, make_sequences
-from forge_core.testing.context import select
-from forge_core.testing.runs import small_config
+from forge_testing.conformance.trainer import Nll, make_sequences
+from forge_testing.context import select
+from forge_testing.runs import small_config
 from forge_torch.trainer.trainer import TorchTrainer
 from forge_torch.trainer_settings import TRAINER, TorchTrainerSettings
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, PluginError, Settings, Task, hookimpl
-from forge_core.testing.context import component
-from forge_core.testing.runs import small_config
+from forge_testing.context import component
+from forge_testing.runs import small_config
 
 Config = dict[str, Any]
 

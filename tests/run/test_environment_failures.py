@@ -26,10 +26,10 @@ from forge_core import (
 )
 from forge_core.rollout import rollout_group
 from forge_core.run.environment import GuardedEnvironment
-from forge_core.testing.byte_tokenizer import byte_tokenizer
-from forge_core.testing.runs import lines_of, small_config
-from forge_core.testing.scripted_policy import ScriptedPolicy
 from forge_core.watchdog import Watchdog
+from forge_testing.byte_tokenizer import byte_tokenizer
+from forge_testing.runs import lines_of, small_config
+from forge_testing.scripted_policy import ScriptedPolicy
 
 Fails = Callable[[str, int, int], Any]
 CHAT = (Message("user", "Go on."),)

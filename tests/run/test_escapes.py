@@ -17,9 +17,9 @@ import pytest
 
 from forge_core import Forge, Task, hookimpl
 from forge_core.cli import main
-from forge_core.testing.command import process_environ
-from forge_core.testing.context import component
-from forge_core.testing.runs import small_config, write_config
+from forge_testing.command import process_environ
+from forge_testing.context import component
+from forge_testing.runs import small_config, write_config
 
 
 class Odd(BaseException):

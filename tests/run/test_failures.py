@@ -20,8 +20,8 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.command import forge_command
-from forge_core.testing.context import component
-from forge_core.testing.runs import small_config
+from forge_testing.context import component
+from forge_testing.runs import small_config
 
 
 class Acme:

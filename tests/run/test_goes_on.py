@@ -13,7 +13,7 @@ import yaml
 
 from forge_core import Forge, RunFailed, RunStopped, StepRecord, UsageError, hookimpl
 from forge_core.config.in_force import config_in_force
-from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
+from forge_testing.runs import StopAt, lines_of, small_config, untimed
 
 STAGES = {
     "sft": {

@@ -15,8 +15,8 @@ import pytest
 
 from forge_core import Forge, RunInterrupted, Task, hookimpl
 from forge_core.run import interrupt
-from forge_core.testing.context import component
-from forge_core.testing.runs import lines_of, small_config, untimed
+from forge_testing.context import component
+from forge_testing.runs import lines_of, small_config, untimed
 
 RELEASE = threading.Event()
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from forge_core import Episode, Forge, RunStopped, hookimpl
-from forge_core.testing.runs import StopAt, small_config
+from forge_testing.runs import StopAt, small_config
 
 HOOKS = """
     from pathlib import Path

@@ -30,9 +30,9 @@ from forge_core import (
 from forge_core.plugins.manager import PluginManager
 from forge_core.run import listener, observers
 from forge_core.run.events import EventBus
-from forge_core.testing.runs import lines_of, small_config
 from forge_core.trackers.jsonl import JsonlTracker
 from forge_core.watchdog import Watchdog
+from forge_testing.runs import lines_of, small_config
 
 METHODS = ["start", "step", "event", "episodes", "finish"]
 

@@ -18,7 +18,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.models.prompts import encode_prompt
-from forge_core.testing.runs import lines_of, small_config
+from forge_testing.runs import lines_of, small_config
 
 
 class Recipe:

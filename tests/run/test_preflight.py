@@ -15,7 +15,7 @@ import pytest
 
 from forge_core import DatasetComponent, Forge, Settings, Task, hookimpl
 from forge_core.models.architectures import causal_language_models
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 Refused = Callable[..., str]
 

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from forge_core.testing.runs import Run, small_config, until
+from forge_testing.runs import Run, small_config, until
 
 CONFIG = small_config(
     training={"steps": 6, "batch_size": 64, "learning_rate": 0.01},

@@ -21,8 +21,8 @@ from forge_core import (
     TrainSequence,
     hookimpl,
 )
-from forge_core.testing.context import bare_context
-from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
+from forge_testing.context import bare_context
+from forge_testing.runs import StopAt, lines_of, small_config, untimed
 
 
 class Varied:

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from forge_core import Forge, UsageError
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge_core.testing.reward_processes import install_slow_reward, reward_processes
-from forge_core.testing.runs import Run, small_config, untimed
+from forge_testing.reward_processes import install_slow_reward, reward_processes
+from forge_testing.runs import Run, small_config, untimed
 
 KILLS = 10
 SEED = int(os.environ.get("KILLS_SEED", "0"))

@@ -8,7 +8,7 @@ import pytest
 
 from forge_core import Forge, GeneratorComponent, Selection, Settings, UsageError
 from forge_core.run.preflight import check_sampler
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "reinforce"])

@@ -14,8 +14,8 @@ import pytest
 
 from forge_core import UsageError, WriterLost
 from forge_core.run.writer import WRITER, Writer, check_free, holder_of
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import Run, lines_of, small_config, until
+from forge_testing.command import process_environ
+from forge_testing.runs import Run, lines_of, small_config, until
 
 LONG = small_config(
     training={"steps": 2000, "batch_size": 32, "learning_rate": 0.001},

@@ -8,7 +8,7 @@ import pytest
 
 from forge_core import Placement, Runtime
 from forge_core.runtimes.local import LocalRuntime
-from forge_core.testing.conformance.runtime import ProcessRuntimeConformance, RuntimeConformance
+from forge_testing.conformance.runtime import ProcessRuntimeConformance, RuntimeConformance
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from forge_core import (
 )
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Health, Service
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 
 
 class Yard:

@@ -26,7 +26,7 @@ from forge_core.runtimes import together as together_module
 from forge_core.runtimes.devices import DeviceTable
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Service
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 
 
 class NoSettings(Settings):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, RewardResult, UsageError
-from forge_core.testing.command import run_in_process
-from forge_core.testing.runs import lines_of, small_config, write_config
+from forge_testing.command import run_in_process
+from forge_testing.runs import lines_of, small_config, write_config
 
 FILE = """
     import os

@@ -10,7 +10,7 @@ import pytest
 
 from forge_core import DataError, Forge, RunFailed
 from forge_core.models.manifest import seal
-from forge_core.testing.runs import lines_of, small_config
+from forge_testing.runs import lines_of, small_config
 
 from .conftest import metrics_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.runs import scores_of
+from forge_testing.runs import scores_of
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from forge_core import Forge, RewardComponent, RunStopped, Settings, hookimpl
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import Run, StopAt, lines_of, until, write_config
+from forge_testing.command import process_environ
+from forge_testing.runs import Run, StopAt, lines_of, until, write_config
 
 from .conftest import metrics_of
 

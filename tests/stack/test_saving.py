@@ -15,8 +15,8 @@ import pytest
 
 from forge_core import Forge, RunFailed, RunStopped, hookimpl
 from forge_core.run.checkpoint import SaveTimes
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import StopAt, lines_of, write_config
+from forge_testing.command import process_environ
+from forge_testing.runs import StopAt, lines_of, write_config
 
 from .conftest import metrics_of
 

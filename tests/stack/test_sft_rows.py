@@ -11,7 +11,7 @@ import pytest
 
 from forge_core import DataError, Forge
 from forge_core.models.folder import load_tokenizer
-from forge_core.testing.runs import lines_of
+from forge_testing.runs import lines_of
 
 WINDOW = 256
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from forge_console.live import LiveView
 from forge_core import Event, RunInfo, StageInfo
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import lines_of, small_config, write_config
+from forge_testing.command import process_environ
+from forge_testing.runs import lines_of, small_config, write_config
 
 STAGES = [StageInfo(name="grpo", recipe="grpo", steps=3)]
 FORGE = f"{sys.executable} -m forge_core"

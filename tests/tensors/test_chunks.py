@@ -13,7 +13,7 @@ from forge_core.tensors.accumulate import add_product, fuses
 from forge_core.tensors.activations import head_activations
 from forge_core.tensors.chunks import chunk_bytes
 from forge_core.tensors.logprobs import chunk_bytes_on, token_logprobs
-from forge_core.testing.shapes import LLAMA_31_8B
+from forge_testing.shapes import LLAMA_31_8B
 
 MIB, GIB = 2**20, 2**30
 

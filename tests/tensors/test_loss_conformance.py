@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forge_core import LossBatch, LossOutput
-from forge_core.testing.conformance.loss import LossConformance, Rows
+from forge_testing.conformance.loss import LossConformance, Rows
 
 
 class Weighted:

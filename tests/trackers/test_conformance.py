@@ -18,10 +18,10 @@ from forge_core import (
     Summary,
     TrackerComponent,
 )
-from forge_core.testing.conformance.tracker import TrackerConformance, run_info
-from forge_core.testing.context import bare_context
-from forge_core.testing.runs import lines_of
 from forge_core.trackers.components import JsonlSettings, build_jsonl
+from forge_testing.conformance.tracker import TrackerConformance, run_info
+from forge_testing.context import bare_context
+from forge_testing.runs import lines_of
 
 
 def tracker(build: Callable[..., Any], settings: Settings) -> Selection[Any]:

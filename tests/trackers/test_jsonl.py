@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
-from forge_core.testing.demo import replay
 from forge_core.trackers.jsonl import EPISODES, EVENTS, JsonlTracker
 from forge_core.trackers.lines import METRICS
+from forge_testing.demo import replay
 
 
 def strict(path: Path) -> list[dict[str, Any]]:

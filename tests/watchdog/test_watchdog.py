@@ -13,8 +13,8 @@ import pytest
 from forge_core import Component, Selection, Settings
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Service
-from forge_core.testing.context import bare_context
 from forge_core.watchdog import Watchdog, caller
+from forge_testing.context import bare_context
 
 
 class Listener:

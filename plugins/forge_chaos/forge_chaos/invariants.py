@@ -12,7 +12,7 @@ from typing import Any
 from forge_chaos.tracker import RECORD, read_record
 from forge_core import Forge, RunConfig, StageConfig
 from forge_core.data.order import TaskOrder
-from forge_core.testing.runs import checkpoints_of, lines_of
+from forge_testing.runs import checkpoints_of, lines_of
 
 
 @dataclass

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from forge_core.processes.descendants import descendants
-from forge_core.testing.runs import printing_to
+from forge_testing.runs import printing_to
 
 PIDFD_GETFD = 438
 """System call number, the same on every architecture of Linux."""

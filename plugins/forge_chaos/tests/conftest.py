@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.runs import Run, small_config
+from forge_testing.runs import Run, small_config
 
 
 @pytest.fixture

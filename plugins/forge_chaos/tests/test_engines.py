@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forge_chaos.invariants import violations
-from forge_core.testing.leftovers import Leftovers
-from forge_core.testing.runs import Run, small_config
+from forge_testing.leftovers import Leftovers
+from forge_testing.runs import Run, small_config
 
 pytestmark = pytest.mark.slow
 

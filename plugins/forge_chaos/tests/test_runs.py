@@ -12,7 +12,7 @@ import pytest
 
 from forge_chaos.__main__ import main
 from forge_chaos.invariants import violations
-from forge_core.testing.runs import Run
+from forge_testing.runs import Run
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.models.folder import load_tokenizer, materialize
-from forge_core.testing.command import CommandResult, run_in_process
+from forge_testing.command import CommandResult, run_in_process
 
 
 def chat(*arguments: object, stdin: str, app: Forge | None = None) -> CommandResult:

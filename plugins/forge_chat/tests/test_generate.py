@@ -14,7 +14,7 @@ import torch
 
 from forge_core import Forge
 from forge_core.models.folder import load_model, load_tokenizer
-from forge_core.testing.command import CommandResult, run_in_process
+from forge_testing.command import CommandResult, run_in_process
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge_core.testing.demo import StoppedClock
+from forge_testing.demo import StoppedClock
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from forge_console.plugin import forge_trackers
 from forge_console.settings import ConsoleSettings
 from forge_core import Selection
-from forge_core.testing.conformance.tracker import TrackerConformance
+from forge_testing.conformance.tracker import TrackerConformance
 
 
 class TestConsole(TrackerConformance):

@@ -22,9 +22,9 @@ from forge_console.plain import PlainLog
 from forge_console.plugin import build_console
 from forge_console.settings import ConsoleSettings
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
-from forge_core.testing.context import bare_context
-from forge_core.testing.demo import replay
-from forge_core.testing.runs import until
+from forge_testing.context import bare_context
+from forge_testing.demo import replay
+from forge_testing.runs import until
 
 SIZES = [(80, 24), (120, 40), (200, 50), (60, 14), (40, 10), (10, 5), (81, 33), (300, 90)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from forge_console.plain import PlainLog
 from forge_core import Summary
 from forge_core.command import forge_command
-from forge_core.testing.demo import replay
+from forge_testing.demo import replay
 
 GOLDEN = """\
 run demo: sft (sft, 120 steps), grpo (grpo, 180 steps)

@@ -27,8 +27,8 @@ from forge_core import (
 )
 from forge_core.data.order import TaskOrder
 from forge_core.replay.saved import from_json
-from forge_core.testing.context import component
-from forge_core.testing.runs import StopAt, lines_of, printing_to, small_config
+from forge_testing.context import component
+from forge_testing.runs import StopAt, lines_of, printing_to, small_config
 from forge_torch.generator.generator import TorchGenerator
 from forge_torch.generator_settings import TorchGeneratorSettings
 from forge_torch.trainer.trainer import TorchTrainer

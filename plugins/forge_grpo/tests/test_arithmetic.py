@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from forge_core import DataError, Dataset, Forge, Selection
-from forge_core.testing.conformance.dataset import DatasetConformance
 from forge_grpo import plugin
 from forge_grpo.datasets.arithmetic import (
     TEST_SHARE,
@@ -20,6 +19,7 @@ from forge_grpo.datasets.arithmetic import (
     ArithmeticSettings,
     is_test,
 )
+from forge_testing.conformance.dataset import DatasetConformance
 
 
 class TestArithmetic(DatasetConformance):

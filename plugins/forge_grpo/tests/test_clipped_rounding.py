@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, RewardComponent, RewardSample, Settings, hookimpl
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 
 class Parity:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from forge_core import Environment, Forge, Message, Selection, Task
-from forge_core.testing.conformance.environment import EnvironmentConformance
 from forge_grpo import plugin
 from forge_grpo.environments.single_turn import SingleTurn, SingleTurnSettings
+from forge_testing.conformance.environment import EnvironmentConformance
 
 
 class TestSingleTurn(EnvironmentConformance):

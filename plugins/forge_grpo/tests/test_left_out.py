@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, RewardComponent, RewardSample, RunFailed, Settings, hookimpl
-from forge_core.testing.runs import lines_of, small_config
+from forge_testing.runs import lines_of, small_config
 
 
 def fails_often(sample: RewardSample) -> float:

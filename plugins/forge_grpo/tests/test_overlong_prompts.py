@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_core import DataError, Forge, RunStopped
-from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
+from forge_testing.runs import StopAt, lines_of, small_config, untimed
 
 WINDOW = 16
 STEPS = 4

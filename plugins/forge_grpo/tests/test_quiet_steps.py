@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import Forge, RewardComponent, RewardSample, RunStopped, Settings, hookimpl
-from forge_core.testing.runs import StopAt, small_config
+from forge_testing.runs import StopAt, small_config
 
 
 class Constant:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from forge_core import Episode, Forge, Group, hookimpl
-from forge_core.testing.conformance.recipe import RecipeConformance
-from forge_core.testing.context import component
-from forge_core.testing.runs import small_config
 from forge_grpo.recipe import GrpoRecipe
 from forge_grpo.recipe_settings import GrpoSettings
+from forge_testing.conformance.recipe import RecipeConformance
+from forge_testing.context import component
+from forge_testing.runs import small_config
 
 CONFIG = small_config(
     rewards={"sevens": {}},

@@ -15,9 +15,9 @@ from forge_core import (
     TrainSequence,
     UsageError,
 )
-from forge_core.testing.context import bare_context
 from forge_grpo import plugin
 from forge_grpo.recipe import _split
+from forge_testing.context import bare_context
 
 CONFIG: dict[str, Any] = {
     "recipe": {"use": "grpo", "group_size": 8},

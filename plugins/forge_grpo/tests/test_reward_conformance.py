@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from forge_core import Forge, Reward, Selection, Task
-from forge_core.testing.conformance.reward import RewardConformance
 from forge_grpo import plugin
+from forge_testing.conformance.reward import RewardConformance
 
 
 class _Rewards(RewardConformance):

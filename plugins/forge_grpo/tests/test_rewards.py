@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from forge_core import DataError, Reward, RewardSample, Task
-from forge_core.testing.context import bare_context
 from forge_grpo.rewards import math_component
 from forge_grpo.rewards.exact_match import ExactMatch
 from forge_grpo.rewards.last_number import LastNumber
@@ -14,6 +13,7 @@ from forge_grpo.rewards.math import Math
 from forge_grpo.rewards.math_component import check_tasks
 from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 from forge_grpo.rewards.thinking import Thinking
+from forge_testing.context import bare_context
 
 
 def judge(reward: Reward, completion: str, answer: str | None = None, prompt: str = "?") -> float:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import until
 from forge_monarch.settings import TlsFiles
+from forge_testing.command import process_environ
+from forge_testing.runs import until
 
 PAGE = Path(__file__).parents[3] / "docs" / "monarch.md"
 

@@ -11,11 +11,11 @@ from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, th
 
 from forge_core import BuildContext, Component, Placement, Selection, Settings
 from forge_core.services import Service
-from forge_core.testing.context import bare_context
 from forge_monarch import MonarchActor
 from forge_monarch.plugin import MONARCH
 from forge_monarch.runtime import MonarchRuntime
 from forge_monarch.settings import MonarchSettings
+from forge_testing.context import bare_context
 
 
 class Counter(Actor):

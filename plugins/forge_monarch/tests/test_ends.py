@@ -26,10 +26,10 @@ from forge_core import (
     Selection,
 )
 from forge_core import Settings as NoSettings
-from forge_core.testing.context import bare_context
 from forge_monarch import replica as replica_module
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_testing.context import bare_context
 
 
 class Stubborn:
@@ -135,7 +135,7 @@ CONTROLLER = """
 import asyncio, subprocess
 from forge_core import Component, Placement, Selection, Settings
 from forge_core import ReplicaSpec
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 from forge_monarch.plugin import MONARCH
 
 class Parent:

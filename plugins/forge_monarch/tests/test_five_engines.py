@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.leftovers import Leftovers
-from forge_core.testing.runs import PATIENCE, Run, lines_of, scores_of, small_config
+from forge_testing.leftovers import Leftovers
+from forge_testing.runs import PATIENCE, Run, lines_of, scores_of, small_config
 
 ENGINES = ("--runtime=monarch", "--transport=torchstore", "--generator=vllm", "--trainer=titan")
 

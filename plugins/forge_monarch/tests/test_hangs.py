@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, Component, Placement, ReplicaSpec, Selection, Settings
-from forge_core.testing.context import bare_context
-from forge_core.testing.runs import Run, small_config
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_testing.context import bare_context
+from forge_testing.runs import Run, small_config
 
 HANG_AFTER = 5.0
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, Placement, ReplicaSpec, Selection
-from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
-from forge_core.testing.context import bare_context
-from forge_core.testing.runs import Run, small_config, until, untimed
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings, ServicePlacement, TlsFiles
+from forge_testing.conformance.runtime import PROBE, ProbeSettings
+from forge_testing.context import bare_context
+from forge_testing.runs import Run, small_config, until, untimed
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "hosts.sh"
 NAMES = ("one", "two", "three")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from monarch.config import configured
 
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import small_config, until, write_config
 from forge_monarch.jobs import MESH, kubernetes_job, with_allocation
 from forge_monarch.settings import KubernetesSettings
+from forge_testing.command import process_environ
+from forge_testing.runs import small_config, until, write_config
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 

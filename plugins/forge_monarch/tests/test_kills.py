@@ -27,13 +27,13 @@ from forge_core import Placement, ReplicaDied, ReplicaSpec, Selection, derive_se
 from forge_core.data.order import TaskOrder
 from forge_core.models.folder import load_model
 from forge_core.services import Health, Service
-from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
-from forge_core.testing.context import bare_context
-from forge_core.testing.distributions import FakeSite
-from forge_core.testing.reward_processes import install_slow_reward, reward_processes
-from forge_core.testing.runs import PATIENCE, Run, lines_of, small_config
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_testing.conformance.runtime import PROBE, ProbeSettings
+from forge_testing.context import bare_context
+from forge_testing.distributions import FakeSite
+from forge_testing.reward_processes import install_slow_reward, reward_processes
+from forge_testing.runs import PATIENCE, Run, lines_of, small_config
 
 SEED = int(os.environ.get("KILLS_SEED", "0"))
 TASKS, GROUP = 4, 8

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.reward_processes import install_slow_reward
-from forge_core.testing.runs import Run, small_config
+from forge_testing.reward_processes import install_slow_reward
+from forge_testing.runs import Run, small_config
 
 STEPS, EPISODES = 16, 32
 

@@ -12,7 +12,7 @@ import pytest
 
 from forge_core import Forge
 from forge_core.data.order import TaskOrder
-from forge_core.testing.runs import small_config
+from forge_testing.runs import small_config
 
 CONFIG = small_config(
     transport={"use": "shm"},

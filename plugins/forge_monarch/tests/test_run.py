@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forge_core.testing.runs import Run, small_config, until, untimed
+from forge_testing.runs import Run, small_config, until, untimed
 
 Runs = Callable[..., Run]
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, Runtime, Selection
-from forge_core.testing.conformance.runtime import ProcessRuntimeConformance
-from forge_core.testing.context import bare_context
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_testing.conformance.runtime import ProcessRuntimeConformance
+from forge_testing.context import bare_context
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ MANY_RUNS = """
     import asyncio
     from forge_core import Placement
     from forge_core import ReplicaSpec
-    from forge_core.testing.context import bare_context, select
+    from forge_testing.context import bare_context, select
     from forge_monarch.plugin import MONARCH
     from forge_monarch.settings import MonarchSettings
 

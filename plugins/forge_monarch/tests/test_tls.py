@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, UsageError
-from forge_core.testing.command import process_environ
-from forge_core.testing.runs import small_config
 from forge_monarch.settings import TlsFiles
 from forge_monarch.tls import check_certificate
 from forge_monarch.worker import serve
+from forge_testing.command import process_environ
+from forge_testing.runs import small_config
 
 Certify = Callable[..., TlsFiles]
 
@@ -134,8 +134,8 @@ from pathlib import Path
 
 from forge_core import ForgeError, Placement, Selection
 from forge_core import ReplicaSpec
-from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.runtime import PROBE, ProbeSettings
+from forge_testing.context import bare_context
 from forge_monarch import hosts
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings

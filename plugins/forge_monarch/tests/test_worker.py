@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing.command import process_environ
-from forge_core.testing.distributions import FakeSite
 from forge_monarch.settings import TlsFiles
+from forge_testing.command import process_environ
+from forge_testing.distributions import FakeSite
 
 FORGE = (sys.executable, "-m", "forge_core")
 
@@ -87,8 +87,8 @@ from typing import Any
 
 from forge_core import ForgeError, Placement, Selection
 from forge_core import ReplicaSpec
-from forge_core.testing.conformance.runtime import PROBE, ProbeSettings
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.runtime import PROBE, ProbeSettings
+from forge_testing.context import bare_context
 from forge_monarch import hosts
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings

@@ -20,8 +20,8 @@ from forge_core.models.prompts import (
     end_of_turn,
     prompt_text,
 )
-from forge_core.testing.byte_tokenizer import byte_tokenizer
 from forge_sft.formatting import to_sequence
+from forge_testing.byte_tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from forge_core import DataError, Dataset, Forge, Message, Selection, Task
-from forge_core.testing.conformance.dataset import DatasetConformance
 from forge_sft import plugin
 from forge_sft.datasets.jsonl import Jsonl, JsonlSettings
+from forge_testing.conformance.dataset import DatasetConformance
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "1+1=", "response": "2"},

@@ -7,8 +7,8 @@ import torch
 
 from forge_core import Loss, TrainSequence
 from forge_core.tensors.batch import pack
-from forge_core.testing.conformance.loss import LossConformance
 from forge_sft.losses.cross_entropy import CrossEntropy
+from forge_testing.conformance.loss import LossConformance
 
 
 class TestCrossEntropy(LossConformance):

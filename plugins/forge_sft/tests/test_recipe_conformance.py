@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forge_core.testing.conformance.recipe import RecipeConformance
-from forge_core.testing.runs import small_config
+from forge_testing.conformance.recipe import RecipeConformance
+from forge_testing.runs import small_config
 
 
 class TestSft(RecipeConformance):

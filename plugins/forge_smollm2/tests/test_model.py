@@ -12,8 +12,8 @@ import pytest
 from forge_core import Forge, Message, UsageError
 from forge_core.models.prompts import encode_prompt, prompt_text
 from forge_core.models.stop_tokens import stop_token_ids
-from forge_core.testing.command import run_in_process
 from forge_smollm2 import convert, plugin
+from forge_testing.command import run_in_process
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge_core.models.folder import load_model, load_tokenizer
-from forge_core.testing.command import run_as_process
-from forge_core.testing.runs import lines_of, untimed, write_config
+from forge_testing.command import run_as_process
+from forge_testing.runs import lines_of, untimed, write_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from forge_core import RunInfo, Selection, StageInfo, StepRecord, Summary, UsageError
-from forge_core.testing.conformance.tracker import TrackerConformance
-from forge_core.testing.context import bare_context
-from forge_core.testing.demo import replay
 from forge_tensorboard.plugin import TensorboardSettings, build_tensorboard, forge_trackers
 from forge_tensorboard.tracker import FOLDER
+from forge_testing.conformance.tracker import TrackerConformance
+from forge_testing.context import bare_context
+from forge_testing.demo import replay
 
 CONTEXT = bare_context()
 

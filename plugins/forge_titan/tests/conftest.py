@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge_core.testing.ranks import RankPool
+from forge_testing.ranks import RankPool
 
 
 @pytest.fixture(scope="module")

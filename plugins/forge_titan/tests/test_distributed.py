@@ -19,10 +19,10 @@ from forge_core import (
     TrainSequence,
 )
 from forge_core.models.folder import load_model, materialize
-from forge_core.testing.policies import policy_init
-from forge_core.testing.ranks import RankError, RankPool, Together
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
+from forge_testing.policies import policy_init
+from forge_testing.ranks import RankError, RankPool, Together
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 
 STEPS = 20

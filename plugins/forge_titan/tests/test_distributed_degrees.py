@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from forge_core import DistributedSection, ModelSection, UsageError
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import policy_init
+from forge_testing.context import bare_context
+from forge_testing.policies import policy_init
 from forge_titan.degrees import Degrees, check_degrees, resolve_degrees
 
 

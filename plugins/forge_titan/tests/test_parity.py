@@ -20,9 +20,9 @@ from forge_core import (
     TrainSequence,
 )
 from forge_core.models.folder import materialize
-from forge_core.testing.policies import policy_init
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_sft.plugin import forge_losses as sft_losses
+from forge_testing.policies import policy_init
 from forge_titan.settings import TRAINER as TITAN
 from forge_torch.trainer_settings import TRAINER as TORCH
 

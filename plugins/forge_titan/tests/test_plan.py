@@ -23,10 +23,10 @@ from forge_core import (
 )
 from forge_core.models.folder import materialize
 from forge_core.models.shape import model_shape
-from forge_core.testing.context import bare_context
-from forge_core.testing.ranks import RankPool
-from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_8B
 from forge_sft.plugin import forge_losses
+from forge_testing.context import bare_context
+from forge_testing.ranks import RankPool
+from forge_testing.shapes import LLAMA_31_8B, QWEN3_8B
 from forge_titan.memory import trainer_memory
 from forge_titan.settings import TitanTrainerSettings
 

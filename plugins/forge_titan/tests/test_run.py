@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, Forge, ForgeError, LossComponent, Settings, hookimpl
-from forge_core.testing.command import run_as_process
-from forge_core.testing.runs import lines_of, small_config
 from forge_sft.plugin import forge_losses
+from forge_testing.command import run_as_process
+from forge_testing.runs import lines_of, small_config
 
 SMALL = {
     "FORGE_STAGES__SFT__TRAINING__STEPS": "2",

@@ -21,8 +21,8 @@ from forge_core import (
     TrainSequence,
 )
 from forge_core.models.folder import load_tokenizer, materialize
-from forge_core.testing.conformance.trainer import LOSSES, TRAINING, make_sequences
-from forge_core.testing.policies import policy_init
+from forge_testing.conformance.trainer import LOSSES, TRAINING, make_sequences
+from forge_testing.policies import policy_init
 from forge_titan import weights
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer

@@ -18,9 +18,9 @@ from forge_core import (
     Selection,
     Transport,
 )
-from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import policy_init
+from forge_testing.conformance.generator import WINDOW, GeneratorConformance
+from forge_testing.context import bare_context
+from forge_testing.policies import policy_init
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings, check_generator
 from forge_torch.transports.components import MEMORY, MemorySettings
 

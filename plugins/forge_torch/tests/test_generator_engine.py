@@ -23,8 +23,8 @@ from forge_core import (
     WeightMismatch,
 )
 from forge_core.models.folder import load_model, materialize
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import policy_init
+from forge_testing.context import bare_context
+from forge_testing.policies import policy_init
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_torch.transports.memory import MemoryTransport

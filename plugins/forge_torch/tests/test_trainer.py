@@ -16,7 +16,7 @@ from forge_core import (
     TrainSequence,
     UsageError,
 )
-from forge_core.testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
+from forge_testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_torch.trainer.trainer import TorchTrainer
 from forge_torch.trainer_settings import TRAINER, TorchTrainerSettings
 

@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from forge_core import BuildContext, ConfigError, Forge, Selection, Transport, TransportComponent
-from forge_core.testing.conformance.transport import TransportConformance, expect, numbered
+from forge_testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import CUDA_IPC, CudaIpcSettings
 from forge_torch.transports.cuda_ipc import CudaIpcTransport
 from forge_torch.transports.device_buffers import BufferPool, for_device

@@ -10,7 +10,7 @@ import torch
 
 from forge_core import Selection, Transport
 from forge_core.tensors.checksum import checksum
-from forge_core.testing.conformance.transport import TransportConformance
+from forge_testing.conformance.transport import TransportConformance
 from forge_torch.transports import memory
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_torch.transports.memory import SPARE_COPIES, MemoryTransport

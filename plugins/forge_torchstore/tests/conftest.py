@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from forge_core import BuildContext
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 from forge_torchstore import engine
 
 engine.load()

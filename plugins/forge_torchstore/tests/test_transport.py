@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from forge_core import BuildContext, RunFailed, Selection, Transport
-from forge_core.testing.conformance import transport as conformance
-from forge_core.testing.conformance.transport import (
+from forge_testing.conformance import transport as conformance
+from forge_testing.conformance.transport import (
     Target,
     TransportConformance,
     expect,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forge_core.testing import runs
+from forge_testing import runs
 
 Config = dict[str, Any]
 

@@ -14,7 +14,7 @@ import torch
 
 from forge_core import ModelInit, ModelSection
 from forge_core.models.folder import materialize
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 from forge_vllm import names
 from forge_vllm.settings import GENERATOR, VllmSettings
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forge_core import Forge
-from forge_core.testing.runs import lines_of
+from forge_testing.runs import lines_of
 
 
 @pytest.fixture

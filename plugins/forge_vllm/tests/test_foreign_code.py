@@ -10,9 +10,9 @@ import pytest
 
 from forge_core import ModelInit, ModelSection
 from forge_core.models.folder import materialize
-from forge_core.testing.command import process_environ
-from forge_core.testing.foreign_code import with_foreign_model
-from forge_core.testing.shapes import tiny_shape
+from forge_testing.command import process_environ
+from forge_testing.foreign_code import with_foreign_model
+from forge_testing.shapes import tiny_shape
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import pytest
 
 from forge_core import Generator, ModelInit, Selection, Transport
-from forge_core.testing.conformance.generator import WINDOW, GeneratorConformance
-from forge_core.testing.policies import policy_init
+from forge_testing.conformance.generator import WINDOW, GeneratorConformance
+from forge_testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_vllm.settings import GENERATOR, VllmSettings
 

@@ -25,8 +25,8 @@ from forge_core import (
     Transport,
 )
 from forge_core.models.folder import load_model, load_tokenizer, materialize
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import policy_init
+from forge_testing.context import bare_context
+from forge_testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_vllm.generator import VllmGenerator
 from forge_vllm.settings import GENERATOR, VllmSettings

@@ -18,8 +18,8 @@ from forge_core.models.folder import load_model, materialize
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 from forge_core.services.weights import update_weights
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import Versions, policy_init
+from forge_testing.context import bare_context
+from forge_testing.policies import Versions, policy_init
 from forge_torch.transports.components import SHM, ShmSettings
 from forge_vllm.settings import GENERATOR, VllmSettings
 

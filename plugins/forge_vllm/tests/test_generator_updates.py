@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from forge_core import Completion, Generator, ModelSection, Sampling, Selection, Transport
 from forge_core.models.folder import load_model, materialize
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import Versions, policy_init
+from forge_testing.context import bare_context
+from forge_testing.policies import Versions, policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings
 from forge_vllm.settings import GENERATOR, VllmSettings
 

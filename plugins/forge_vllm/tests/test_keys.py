@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from forge_core import ConfigError
-from forge_core.testing.command import run_in_process
-from forge_core.testing.context import bare_context
+from forge_testing.command import run_in_process
+from forge_testing.context import bare_context
 from forge_vllm.keys import read_keys
 from forge_vllm.settings import VllmSettings, generator_cautions
 

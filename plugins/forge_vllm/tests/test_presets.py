@@ -11,9 +11,9 @@ import pytest
 
 from forge_core import Forge, ModelInit, ModelSection
 from forge_core.models.folder import materialize
-from forge_core.testing.plugin import TINY_CHARACTERS
-from forge_core.testing.runs import lines_of
-from forge_core.testing.shapes import LLAMA_31_8B, QWEN3_1_7B, QWEN3_8B, tiny_shape
+from forge_testing.plugin import TINY_CHARACTERS
+from forge_testing.runs import lines_of
+from forge_testing.shapes import LLAMA_31_8B, QWEN3_1_7B, QWEN3_8B, tiny_shape
 
 CONFIGS = {
     "qwen3-1.7b": QWEN3_1_7B,
@@ -161,7 +161,7 @@ def test_the_engine_computes_as_the_trainer_does_on_a_gpu(
     dtype: Any, precision: Any, on_cpu: bool, expected: str
 ) -> None:
     from forge_core import DistributedSection
-    from forge_core.testing.context import bare_context
+    from forge_testing.context import bare_context
     from forge_vllm.engine_args import default_dtype
 
     context = bare_context(

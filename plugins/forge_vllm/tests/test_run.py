@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from forge_core.testing.runs import Run, lines_of, scores_of
+from forge_testing.runs import Run, lines_of, scores_of
 
 Config = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import StructuredOutputsParams
 
 from forge_core import ConfigError, DataError, RunFailed, Sampling
-from forge_core.testing.context import bare_context
+from forge_testing.context import bare_context
 from forge_vllm.sampling import RequestParams, check_sampling, completion, completion_part
 from forge_vllm.settings import VllmSettings, check_generator
 

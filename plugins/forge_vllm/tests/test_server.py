@@ -33,10 +33,10 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.models.folder import load_model, load_tokenizer, materialize
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import Versions
-from forge_core.testing.runs import lines_of
-from forge_core.testing.shapes import tiny_shape
+from forge_testing.context import bare_context
+from forge_testing.policies import Versions
+from forge_testing.runs import lines_of
+from forge_testing.shapes import tiny_shape
 from forge_torch.transports.components import MEMORY, SHM, MemorySettings, ShmSettings
 from forge_vllm.server import PolicyServer
 from forge_vllm.settings import GENERATOR, VllmSettings, check_generator

@@ -43,9 +43,9 @@ from forge_core import (
     WeightManifest,
 )
 from forge_core.models.folder import load_model, materialize
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
-from forge_core.testing.policies import distribution, forward, policy_init, with_noise
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
+from forge_testing.policies import distribution, forward, policy_init, with_noise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core import Completion, ModelInit, Sampling, Transport, WeightManifest
-from forge_core.testing.shapes import tiny_shape
+from forge_testing.shapes import tiny_shape
 
 if TYPE_CHECKING:
     import torch

@@ -17,10 +17,10 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from forge_core import BuildContext, Dataset, Message, Selection, Task
-from forge_core.testing.conformance.other_processes import items_in_other_processes
-from forge_core.testing.conformance.prompts import check_prompt
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.other_processes import items_in_other_processes
+from forge_testing.conformance.prompts import check_prompt
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
 
 
 class DatasetConformance(Suite):

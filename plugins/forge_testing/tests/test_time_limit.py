@@ -10,7 +10,7 @@ HANGS = """
     import asyncio, time
     import pytest
     from forge_core import Task
-    from forge_core.testing.conformance.environment import EnvironmentConformance
+    from forge_testing.conformance.environment import EnvironmentConformance
 
     class Hangs:
         max_turns = 1

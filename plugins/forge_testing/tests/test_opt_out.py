@@ -7,8 +7,8 @@ import pkgutil
 
 import pytest
 
-import forge_core.testing.conformance as suites
-from forge_core.testing.conformance.loss import LossConformance
+import forge_testing.conformance as suites
+from forge_testing.conformance.loss import LossConformance
 
 pytest_plugins = ["pytester"]
 
@@ -57,7 +57,7 @@ def test_what_is_opted_out_is_skipped_with_its_reason(pytester: pytest.Pytester)
         import pytest
         import torch
         from forge_core import LossOutput
-        from forge_core.testing.conformance.loss import LossConformance
+        from forge_testing.conformance.loss import LossConformance
 
         class Constant:
             needs = frozenset()

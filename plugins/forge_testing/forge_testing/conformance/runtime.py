@@ -42,8 +42,8 @@ from forge_core import (
     WeightManifest,
 )
 from forge_core.services import Health, Service, update_weights
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context, select
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context, select
 
 PATIENCE = 60.0
 """Seconds that a start, an answer or a death may take on a machine that does other work."""

@@ -18,8 +18,8 @@ import yaml
 
 from forge_core import RunStopped, StepRecord, hookimpl
 from forge_core.run.checkpoint import CheckpointStore
-from forge_core.testing.command import process_environ
-from forge_core.testing.shapes import tiny_shape
+from forge_testing.command import process_environ
+from forge_testing.shapes import tiny_shape
 
 PATIENCE = 600.0
 """Seconds that a start or an end may take on a machine that does other work."""

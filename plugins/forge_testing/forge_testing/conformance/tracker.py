@@ -39,8 +39,8 @@ from forge_core import (
     Tracker,
     Turn,
 )
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
 
 STEPS = 6
 """Of the run, in two stages."""

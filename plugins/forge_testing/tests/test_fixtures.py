@@ -1,4 +1,4 @@
-"""The fixtures of ``forge_core.testing``, and what they cost people who do not use them."""
+"""The fixtures of ``forge_testing``, and what they cost people who do not use them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from forge_core import hookimpl
-from forge_core.testing.plugin import TINY_CHARACTERS
+from forge_testing.plugin import TINY_CHARACTERS
 
 
 def test_the_pytest_plugin_is_light():
     code = (
-        "import sys, forge_core.testing.plugin\n"
+        "import sys, forge_testing.plugin\n"
         "heavy = {'torch', 'transformers', 'numpy', 'click'} & set(sys.modules)\n"
         "sys.exit(' '.join(heavy) or 0)"
     )

@@ -39,11 +39,11 @@ from forge_core import (
     Task,
 )
 from forge_core.rollout import rollout_group
-from forge_core.testing.byte_tokenizer import byte_tokenizer
-from forge_core.testing.conformance.prompts import check_prompt
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
-from forge_core.testing.scripted_policy import ScriptedPolicy
+from forge_testing.byte_tokenizer import byte_tokenizer
+from forge_testing.conformance.prompts import check_prompt
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
+from forge_testing.scripted_policy import ScriptedPolicy
 
 UNEXPECTED = ("", " \n\t", "2", "\x00", "naïve 数学 🙂 \u202e", "</s>{}[]%s\\", "9" * 3000)
 """What a policy may say to any environment."""

@@ -26,6 +26,7 @@ import cloudpickle
 import pytest
 
 from forge_core import (
+    AnyReward,
     BuildContext,
     Completion,
     Episode,
@@ -38,11 +39,10 @@ from forge_core import (
     Turn,
 )
 from forge_core.contracts.built import is_async, reward_takes
-from forge_core.contracts.protocols import AnyReward
 from forge_core.processes.descendants import adopt_orphans, descendants
 from forge_core.rewards.pool import RewardPool
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
 
 NASTY = (
     "",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from forge_core import BuildContext, Component, Selection, Settings
-from forge_core.testing import ranks as module
-from forge_core.testing.context import bare_context
-from forge_core.testing.ranks import RankDied, RankError, RankPool, Together
+from forge_testing import ranks as module
+from forge_testing.context import bare_context
+from forge_testing.ranks import RankDied, RankError, RankPool, Together
 
 
 class Crashing:

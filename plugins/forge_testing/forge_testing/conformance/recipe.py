@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import pytest
 
 from forge_core import Forge, RunStopped
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.runs import StopAt, lines_of, untimed
+from forge_testing.conformance.suite import Suite
+from forge_testing.runs import StopAt, lines_of, untimed
 
 WEIGHTS = "model.safetensors"
 

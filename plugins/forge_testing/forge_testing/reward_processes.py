@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forge_core.testing.distributions import FakeSite
-from forge_core.testing.runs import Run
+from forge_testing.distributions import FakeSite
+from forge_testing.runs import Run
 
 _SLOW = '''
     """Reward ``slow``: takes its time, so that its process is killed while it judges."""

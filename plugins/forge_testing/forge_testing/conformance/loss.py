@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from forge_core import Loss, LossBatch, LossOutput
-from forge_core.testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite
 
 LENGTHS = (3, 5, 1, 4)
 """Trained tokens of the sequences that the tests are made of."""

@@ -20,10 +20,10 @@ from forge_core import (
     Settings,
     Task,
 )
-from forge_core.testing.conformance.dataset import DatasetConformance
-from forge_core.testing.conformance.environment import EnvironmentConformance
-from forge_core.testing.conformance.reward import RewardConformance
-from forge_core.testing.context import bare_context, component
+from forge_testing.conformance.dataset import DatasetConformance
+from forge_testing.conformance.environment import EnvironmentConformance
+from forge_testing.conformance.reward import RewardConformance
+from forge_testing.context import bare_context, component
 
 
 class Nothing(Settings):

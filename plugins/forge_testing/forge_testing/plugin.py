@@ -15,9 +15,9 @@ import pytest
 
 if TYPE_CHECKING:
     from forge_core import Forge
-    from forge_core.testing.command import CommandResult
-    from forge_core.testing.distributions import FakeSite
-    from forge_core.testing.runs import Run
+    from forge_testing.command import CommandResult
+    from forge_testing.distributions import FakeSite
+    from forge_testing.runs import Run
 
 TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 """Alphabet of ``tiny_model``."""
@@ -25,9 +25,9 @@ TINY_CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test of a conformance suite the suite's time limit, unless it has one."""
-    if "forge_core.testing.conformance.suite" not in sys.modules:
+    if "forge_testing.conformance.suite" not in sys.modules:
         return
-    from forge_core.testing.conformance.suite import Suite
+    from forge_testing.conformance.suite import Suite
 
     for item in items:
         owner = getattr(item, "cls", None)
@@ -52,10 +52,10 @@ def forge_app() -> Callable[..., Forge]:
 def fake_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
     """``fake_distribution(name, source, ...)`` installs a distribution for this test.
 
-    See ``forge_core.testing.distributions.FakeSite``. Apps of this process find it, and those of
+    See ``forge_testing.distributions.FakeSite``. Apps of this process find it, and those of
     ``run_forge_process``.
     """
-    from forge_core.testing.distributions import FakeSite, forget_modules
+    from forge_testing.distributions import FakeSite, forget_modules
 
     folder = tmp_path / "site-packages"
     folder.mkdir()
@@ -68,9 +68,9 @@ def fake_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 def run_forge() -> Callable[..., CommandResult]:
     """``run_forge(*arguments, app=None)``: the command in this process.
 
-    See ``forge_core.testing.command.run_in_process``.
+    See ``forge_testing.command.run_in_process``.
     """
-    from forge_core.testing.command import run_in_process
+    from forge_testing.command import run_in_process
 
     return run_in_process
 
@@ -79,9 +79,9 @@ def run_forge() -> Callable[..., CommandResult]:
 def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
     """``run_forge_process(*arguments, cwd=tmp_path, environ=None, timeout=300)``: as a process.
 
-    See ``forge_core.testing.command.run_as_process``.
+    See ``forge_testing.command.run_as_process``.
     """
-    from forge_core.testing.command import run_as_process
+    from forge_testing.command import run_as_process
 
     def run(
         *arguments: str,
@@ -103,7 +103,7 @@ def run_forge_process(tmp_path: Path) -> Callable[..., CommandResult]:
 @pytest.fixture
 def write_config(tmp_path: Path) -> Callable[..., Path]:
     """``write_config(config, name="small.yaml")``: the path of a YAML file with this config."""
-    from forge_core.testing import runs
+    from forge_testing import runs
 
     def write(config: Mapping[str, Any], name: str = "small.yaml") -> Path:
         return runs.write_config(config, tmp_path / name)
@@ -115,9 +115,9 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
 def runs(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """``runs(config, *arguments, name="run")``: ``forge run`` as a process, in a folder ``name``.
 
-    See ``forge_core.testing.runs.Run``. What is left of them at the end of the test is killed.
+    See ``forge_testing.runs.Run``. What is left of them at the end of the test is killed.
     """
-    from forge_core.testing.runs import Run
+    from forge_testing.runs import Run
 
     started: list[Run] = []
 
@@ -139,7 +139,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from forge_core import ModelSection
     from forge_core.models.folder import materialize
-    from forge_core.testing.shapes import tiny_shape
+    from forge_testing.shapes import tiny_shape
 
     config = tiny_shape(max_position_embeddings=256)
     init = {"architecture": "qwen3", "config": config, "characters": TINY_CHARACTERS}

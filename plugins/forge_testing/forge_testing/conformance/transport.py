@@ -28,8 +28,8 @@ import torch
 
 from forge_core import BuildContext, Selection, Transport
 from forge_core.tensors.checksum import checksum
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import bare_context
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
 
 Weights = dict[str, torch.Tensor]
 Target = Callable[[Selection[Transport], BuildContext, Connection], Coroutine[Any, Any, None]]

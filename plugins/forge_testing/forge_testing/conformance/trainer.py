@@ -43,8 +43,8 @@ from forge_core import (
     WeightsNotFinite,
 )
 from forge_core.tensors.checksum import checksum
-from forge_core.testing.conformance.suite import Suite
-from forge_core.testing.context import select
+from forge_testing.conformance.suite import Suite
+from forge_testing.context import select
 
 Weights = dict[str, torch.Tensor]
 MakeTrainer = Callable[..., Awaitable[Trainer]]

@@ -8,6 +8,7 @@ that never gives Python its turn, and code in another thread, cannot be interrup
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what signal wraps, without its slow enums
 import asyncio
 import contextlib
 import signal
@@ -102,7 +103,7 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     limit, outer = _Limit(seconds, hurried), _hurry.current
-    previous = signal.signal(signal.SIGALRM, limit.on_alarm)
+    previous = _signal.signal(signal.SIGALRM, limit.on_alarm)
     try:
         _hurry.current = limit
         signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN)
@@ -118,7 +119,7 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
         rest = 0.0 if outer is None else max(1e-6, outer.until - time.monotonic())
         signal.setitimer(signal.ITIMER_REAL, rest, AGAIN if rest else 0.0)
         _hurry.current = outer
-        signal.signal(signal.SIGALRM, previous)
+        _signal.signal(signal.SIGALRM, previous)
     if limit.fired:
         raise _exceeded(seconds, limit.hurried)
     return result
@@ -134,10 +135,14 @@ async def await_within(seconds: float, call: Callable[[], Awaitable[T]]) -> T:
         DeadlineExceeded: it was ended.
     """
     until = time.monotonic() + seconds
-    scope = asyncio.timeout(seconds)
+    inner, waits_for, done = call_within(seconds, partial(_begun, call))
+    if done:  # it never waited: most episodes' answers
+        result: T = waits_for
+        return result
+    scope = asyncio.timeout(max(0.0, until - time.monotonic()))
     try:
         async with scope:
-            result: T = await _Stepped(call_within(seconds, call), until)
+            result = await _Stepped(inner, waits_for, until)
     except DeadlineExceeded:
         raise _exceeded(seconds) from None
     except TimeoutError:
@@ -162,29 +167,35 @@ def _spare_threads() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
 
+def _begun(call: Callable[[], Awaitable[T]]) -> tuple[Generator[Any, Any, T], Any, bool]:
+    """An awaitable up to its first wait: itself, what it waits for, False; or its result, True."""
+    inner = call().__await__()
+    try:
+        return inner, next(inner), False
+    except StopIteration as end:
+        return inner, end.value, True
+
+
 class _Stepped(Awaitable[T]):
     """An awaitable of which each stretch between two waits is interrupted at the deadline.
 
     Args:
-        inner: what to await.
+        inner: what to await, at its first wait.
+        waits_for: what it waits for.
         until: the deadline, on the monotonic clock.
     """
 
-    def __init__(self, inner: Awaitable[T], until: float) -> None:
+    def __init__(self, inner: Generator[Any, Any, T], waits_for: Any, until: float) -> None:
         self._inner = inner
+        self._waits_for = waits_for
         self._until = until
 
     def __await__(self) -> Generator[Any, Any, T]:
-        inner = self._inner.__await__()
-        step: Callable[[], Any] = partial(next, inner)
+        inner, waits_for = self._inner, self._waits_for
+        step: Callable[[], Any]
         ending: asyncio.TimerHandle | None = None
         try:
             while True:
-                try:
-                    waits_for = call_within(self._seconds(ending), step)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
                 try:
                     yield waits_for
                     step = partial(next, inner)
@@ -204,6 +215,11 @@ class _Stepped(Awaitable[T]):
                     step = partial(_throw, inner, error)
                 except BaseException as error:
                     step = partial(_throw, inner, error)
+                try:
+                    waits_for = call_within(self._seconds(ending), step)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
         finally:
             if ending is not None:
                 ending.cancel()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from forge_core.contracts.errors import Escaped, ForgeError, Interrupted, PluginError
@@ -28,8 +29,25 @@ def title(selection: Selection[Any]) -> str:
     return f"{selection.family} {selection.name!r}{plugin}"
 
 
-@contextmanager
-def contained() -> Iterator[None]:
+class _Contained:
+    """A block of a component's code. No generator: it surrounds several calls of each episode."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            # Leaving a coroutine or a generator, Python would make it a RuntimeError without notes.
+            raise Escaped(described(error)) from error
+        if not isinstance(error, Exception) and is_foreign(error):
+            raise Escaped(described(error)) from error
+
+
+def contained() -> AbstractContextManager[None]:
     """Keep the code of a component from ending the process that calls it.
 
     ``SystemExit``, a ``CancelledError`` that was not requested, a ``KeyboardInterrupt`` that no key
@@ -39,17 +57,10 @@ def contained() -> Iterator[None]:
     Raises:
         Escaped: the component raised one of them.
     """
-    try:
-        yield
-    except (StopIteration, StopAsyncIteration) as error:
-        # Leaving a coroutine or a generator, Python would make it a RuntimeError without notes.
-        raise Escaped(described(error)) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        if not is_foreign(error):
-            raise
-        raise Escaped(described(error)) from error
+    return _CONTAINED
+
+
+_CONTAINED = _Contained()
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -103,7 +103,7 @@ async def play(environment: GuardedEnvironment, size: int = 2) -> list[Episode]:
 
 
 def told(episode: Episode) -> tuple[list[int], list[str], float, bool]:
-    return (episode.tokens, episode.completion_texts, episode.reward, episode.left_out)
+    return (episode.tokens.tolist(), episode.completion_texts, episode.reward, episode.left_out)
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2, 3])

@@ -80,21 +80,18 @@ def check_is_task(selection: Selection[Any], task: object, index: int) -> Task:
     return task
 
 
-def check_sections(
-    selection: Selection[Any], requires: Iterable[str], added: Iterable[str] = ()
-) -> None:
+def check_sections(selection: Selection[Any], added: Iterable[str] = ()) -> None:
     """Every section that a recipe requires is one.
 
     Args:
         selection: the recipe.
-        requires: what it says.
         added: sections that plugins have added.
 
     Raises:
         PluginError: names what is unknown and what is allowed.
     """
     known = (*SECTIONS, *added)
-    for name in sorted(set(requires) - set(known)):
+    for name in sorted(selection.requires - set(known)):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise PluginError(

@@ -40,6 +40,7 @@ from forge_core.config.tree import (
 )
 from forge_core.config.yaml_source import parse_value, shortened
 from forge_core.contracts.errors import ConfigError, PluginError
+from forge_core.contracts.families import RecipeComponent
 from forge_core.sections import RUN_WIDE
 
 if TYPE_CHECKING:
@@ -161,12 +162,13 @@ class Defaults(Source):
                 component = self.request.catalog.get("recipe", component_name(recipe) or "")
             except PluginError:
                 return  # parsing the recipe's section reports it
+            assert isinstance(component, RecipeComponent)
             name = f"recipe {component.name}"
-            layer = self._layer(name, getattr(component.settings, "section_defaults", {}))
+            layer = self._layer(name, component.defaults)
             foreign = {"recipe", *RUN_WIDE} & set(layer.sections)
             if foreign or layer.stages:
                 named = ", ".join(sorted(foreign) or ["stages"])
-                raise PluginError(f"{name}: section_defaults cannot set {named}")
+                raise PluginError(f"{name}: defaults cannot set {named}")
             yield layer
 
     def _layer(self, name: str, data: Mapping[str, Any]) -> Layer:

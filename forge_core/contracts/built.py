@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from forge_core.contracts.blame import title
@@ -45,9 +45,6 @@ SYNC: Mapping[str, Sequence[str]] = {
 
 ASYNC: Mapping[str, Sequence[str]] = {"recipe": ("run",), "runtime": METHODS["runtime"]}
 """Methods whose result is awaited."""
-
-NAMES: Mapping[str, Sequence[str]] = {"recipe": ("requires", "provides"), "loss": ("needs",)}
-"""Attributes that are sets of names."""
 
 
 Takes = Literal["sample", "samples", "group"]
@@ -100,13 +97,6 @@ def check_built(selection: Selection[Any], built: Any) -> None:
     for name in SYNC.get(family, ()):
         if is_async(built if name == "__call__" else getattr(built, name)):
             raise PluginError(f"{title(selection)}: {name} must not be async")
-    for name in NAMES.get(family, ()):
-        value = getattr(built, name, None)
-        if not isinstance(value, Set) or not all(isinstance(item, str) for item in value):
-            raise PluginError(
-                f"{title(selection)}: {name} must be a frozenset of names, such as "
-                f"{name} = frozenset({{{_example(value)!r}}}); not {_described(value)}"
-            )
     if family == "reward":
         try:
             reward_takes(built)
@@ -126,12 +116,6 @@ def _described(value: object) -> str:
     if value is None or isinstance(value, str | int | float | list | tuple | dict):
         return repr(value)
     return f"a {type(value).__name__}"
-
-
-def _example(value: object) -> str:
-    if isinstance(value, list | tuple) and value and isinstance(value[0], str):
-        return value[0]
-    return value if isinstance(value, str) and value else "advantages"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -226,9 +226,7 @@ class StageConfig:
 
     def samples(self) -> bool:
         """Whether the stage uses its generator, to train on what it samples or to evaluate."""
-        with blaming(self.recipe, "build"):
-            requires = self.recipe.build(self.early_context()).requires
-        return "generator" in requires or self.evaluates()
+        return "generator" in self.recipe.requires or self.evaluates()
 
 
 @dataclass(frozen=True, kw_only=True)

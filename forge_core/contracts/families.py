@@ -6,7 +6,7 @@ starts, by ``forge run``, ``forge run --dry-run`` and partly by ``forge plan``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from forge_core.contracts.protocols import (
 )
 
 if TYPE_CHECKING:
-    from forge_core.contracts.context import BuildContext
+    from forge_core.contracts.context import BuildContext, Placement
     from forge_core.contracts.memory import Memory, Workload
     from forge_core.contracts.types import Task
 
@@ -39,6 +39,9 @@ CheckTasks = Callable[[Any, "BuildContext", "Sequence[Task]"], None]
 """``(settings, context, tasks)`` raises ``DataError``, with the task's id, for the first task that
 the component cannot work with. Called before anything starts with at most the first 1,000 tasks of
 each dataset that the component will get."""
+
+Names = Set[str] | Callable[[Any], Set[str]]
+"""Names, or ``(settings)`` that returns them."""
 
 Cautions = Callable[[Any, "BuildContext"], "Sequence[str]"]
 """``(settings, context)`` returns one line for each thing that works but is unlikely to be what a
@@ -56,6 +59,8 @@ class Location:
             then waits for that long, and makes no use of the event loop: runtime ``local`` calls it
             in a thread.
         isolate: the default of the kernel's key ``isolate`` for it.
+        cuda_key: the setting by which a person insists on CUDA, such as ``device``; empty: the
+            component takes what there is.
         shared_gpu: settings that it has by default where trainer and generator compute on one GPU,
             for one that would otherwise take nearly all of its memory.
     """
@@ -63,6 +68,7 @@ class Location:
     cuda: bool = False
     own_process: bool = False
     isolate: bool = False
+    cuda_key: str = ""
     shared_gpu: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -84,12 +90,19 @@ class RecipeComponent(Component[Recipe]):
     """A recipe.
 
     Args:
+        requires: sections that it uses (``dataset``, ``rewards``, ...); keys of others are warned
+            of as doing nothing. With ``generator`` it samples what it trains on.
+        provides: fields that its sequences carry for the loss (``advantages``, ...).
+        defaults: what it presets in other sections, under everything that a person writes.
         check_tasks: see ``CheckTasks``.
         max_tokens: ``(settings)`` says what bounds a sequence; None: not known.
         max_staleness: ``(settings)`` says the most optimizer steps between the weights that sample
             a token and those that it trains; None: not known.
     """
 
+    requires: Names = frozenset()
+    provides: Names = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     check_tasks: CheckTasks | None = None
     max_tokens: Callable[[Any], TokenLimit] | None = None
     max_staleness: Callable[[Any], int | None] | None = None
@@ -134,7 +147,14 @@ class TrainerComponent(Component[Trainer]):
 
 @dataclass(frozen=True, kw_only=True)
 class LossComponent(Component[Loss]):
-    """A loss."""
+    """A loss.
+
+    Args:
+        needs: names of the fields that it reads, which the recipe has to give; and ``entropy``,
+            which is computed where it is among them.
+    """
+
+    needs: Names = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,15 +164,31 @@ class TransportComponent(Component[Transport]):
     Args:
         reach: how far apart its ends may be.
         cuda_only: all ends must be on CUDA devices.
+        fabric: what has to connect the processes of its ends, where they are several: it then
+            works on the runtimes that say they have it. Empty: nothing special.
     """
 
     reach: Reach
     cuda_only: bool = False
+    fabric: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeComponent(Component[Runtime]):
-    """A runtime."""
+    """A runtime.
+
+    Args:
+        in_process: replicas live in the controller's process, unless their placement says
+            otherwise (``Placement.own_processes``).
+        hosts: ``(settings, service, placement)`` says on which hosts a service's replicas live:
+            name -> what it has in common with others on the same machine, such as its address.
+            None: on this machine alone. Raises ``UsageError`` for hosts that are not there.
+        fabric: what connects its processes, for transports that need it.
+    """
+
+    in_process: bool = False
+    hosts: Callable[[Any, str, Placement], Mapping[str, str]] | None = None
+    fabric: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,8 +100,6 @@ def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
             pass
 
         class Mine:
-            needs = frozenset({"advantages"})
-
             def __call__(self, logprobs, batch, entropy):
                 objective = batch.field("advantages") * logprobs
                 return LossOutput(sum=-objective.sum(), count=logprobs.numel())
@@ -115,6 +113,7 @@ def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
                 name="mine",
                 settings=MineSettings,
                 build=build_mine,
+                needs={"advantages"},
                 summary="policy gradient",
             )
     """
@@ -230,9 +229,6 @@ def forge_recipes() -> Iterable[RecipeComponent]:  # type: ignore[empty-body]
             pass
 
         class Count:
-            requires = frozenset()
-            provides = frozenset()
-
             def plan(self, config, dataset_length):
                 return 3
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from forge_core.contracts.errors import UsageError
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,13 +30,16 @@ class LossBatch:
         """The field of that name. [N]
 
         Raises:
-            KeyError: the recipe does not give it; names what it gives.
+            UsageError: the recipe does not give it; names what it gives.
         """
         try:
             return self.fields[name]
         except KeyError:
             given = ", ".join(sorted(self.fields)) or "none"
-            raise KeyError(f"the recipe gives no field {name!r} (it gives: {given})") from None
+            raise UsageError(
+                f"the loss needs the field {name!r}, which the recipe does not give "
+                f"(it gives: {given})"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,11 +176,9 @@ class Trainer(Protocol):
 class Loss(Protocol):
     """A pure function of logprobs over the trained tokens only: no padding, no prompt, no mask.
 
-    ``needs`` names what must be there beside logprobs: fields of the batch (``advantages``,
+    Its ``LossComponent`` says what it needs beside logprobs: fields of the batch (``advantages``,
     ``sampler_logprobs``, ``reference_logprobs``, ...) and ``entropy``.
     """
-
-    needs: frozenset[str]
 
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
@@ -308,17 +306,13 @@ class Dataset(Protocol):
 class Recipe(Protocol):
     """Drives one stage of a run.
 
-    ``requires`` names the config sections it cannot do without (``dataset``, ``rewards``, ...);
-    ``provides`` the fields its sequences carry for the loss (``advantages``, ...).
+    Its ``RecipeComponent`` says which sections it requires and which fields it provides.
 
     A recipe that leaves tasks out may also have ``usable_tasks(config, dataset) -> int``: how many
     it takes in an epoch. ``plan`` is then given that number. One that needs more services than the
     stage has (a critic, a teacher, a second policy) has ``services(config) -> {name:
     RecipeService(...)}``, and asks for them with ``await stage.service(name)``.
     """
-
-    requires: frozenset[str]
-    provides: frozenset[str]
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
         """Check the stage's config and say its optimizer steps, before anything is started.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.context import BuildContext
-    from forge_core.contracts.protocols import Dataset, Environment, Loss
+    from forge_core.contracts.protocols import Dataset, Environment
     from forge_core.contracts.sections import TrainingSection
     from forge_core.contracts.step import Step
     from forge_core.contracts.types import Episode, Sampling, Task, TrainSequence
@@ -97,11 +97,6 @@ class RecipeContext(Protocol):
     @property
     def environment(self) -> Environment:
         """The stage's, with its deadline and retries."""
-        ...
-
-    @property
-    def loss(self) -> Loss:
-        """A loss built like the trainer's, to ask for its ``needs``."""
         ...
 
     @property

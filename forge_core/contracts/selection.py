@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -10,15 +10,18 @@ from pydantic import BaseModel
 
 from forge_core.contracts.blame import blaming, contained, title
 from forge_core.contracts.built import check_built
-from forge_core.contracts.errors import ForgeError
+from forge_core.contracts.errors import ForgeError, PluginError
 from forge_core.contracts.families import (
     CheckTasks,
     EnvironmentComponent,
     GeneratorComponent,
     Location,
+    LossComponent,
+    Names,
     Reach,
     RecipeComponent,
     RewardComponent,
+    RuntimeComponent,
     TokenLimit,
     TrainerComponent,
     TransportComponent,
@@ -26,7 +29,7 @@ from forge_core.contracts.families import (
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Component
-    from forge_core.contracts.context import BuildContext
+    from forge_core.contracts.context import BuildContext, Placement
     from forge_core.contracts.memory import Memory, Workload
     from forge_core.contracts.types import Task
 
@@ -105,6 +108,18 @@ class Selection(Generic[T_co]):
         assert isinstance(self.component, TransportComponent)
         return self.component.reach
 
+    def hosts(self, service: str, placement: Placement) -> Mapping[str, str]:
+        """Hosts that a runtime places a service on, and the machine of each; empty: this one.
+
+        Raises:
+            UsageError: there are no such hosts.
+        """
+        assert isinstance(self.component, RuntimeComponent)
+        if self.component.hosts is None:
+            return {}
+        with blaming(self, "hosts"):
+            return self.component.hosts(self.settings, service, placement)
+
     @property
     def max_tokens(self) -> TokenLimit:
         """What a recipe or generator bounds a sequence by."""
@@ -115,6 +130,37 @@ class Selection(Generic[T_co]):
             return TokenLimit()
         with blaming(self, "max_tokens"):
             return component.max_tokens(self.settings)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Sections that a recipe uses."""
+        assert isinstance(self.component, RecipeComponent)
+        return self._names("requires", self.component.requires)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Fields that a recipe's sequences carry."""
+        assert isinstance(self.component, RecipeComponent)
+        return self._names("provides", self.component.provides)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Fields that a loss reads; and ``entropy``."""
+        assert isinstance(self.component, LossComponent)
+        return self._names("needs", self.component.needs)
+
+    def _names(self, what: str, stated: Names) -> frozenset[str]:
+        """Raises:
+        PluginError: the component returned no set of names.
+        """
+        with blaming(self, what):
+            names = stated(self.settings) if callable(stated) else stated
+        if isinstance(names, Set) and all(isinstance(name, str) for name in names):
+            return frozenset(names)
+        raise PluginError(
+            f"{title(self)}: {what} must be a set of names, such as frozenset({{'advantages'}}), "
+            f"or a function of the settings that returns one; not {names!r}"
+        )
 
     @property
     def max_staleness(self) -> int | None:

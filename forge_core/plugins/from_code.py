@@ -44,6 +44,10 @@ FUNCTIONS = {"reward": 1, "loss": 3}
 """Families whose components are functions -> how many of their arguments the kernel gives."""
 
 
+SAYS = {"loss": ("needs",), "recipe": ("requires", "provides", "defaults")}
+"""Family -> what a function or class may say of itself, as an attribute of the component's name."""
+
+
 def component_in_file(family: str, reference: str, reserved: frozenset[str]) -> Component[Any]:
     """The component that a reference such as ``/my/reward.py:brevity`` names.
 
@@ -105,6 +109,7 @@ def component_of(family: str, name: str, thing: object, reserved: frozenset[str]
         settings=_settings(name, thing, parameters),
         build=_Build(thing, builds=builds, family=family),
         summary=doc,
+        **{each: getattr(thing, each) for each in SAYS.get(family, ()) if hasattr(thing, each)},
     )
 
 
@@ -124,21 +129,7 @@ class _Build:
             return self.thing(**values)
         if not callable(self.thing) or self.family not in FUNCTIONS:
             return self.thing
-        function = functools.partial(self.thing, **values) if values else self.thing
-        if self.family == "loss":
-            return _Loss(function, getattr(self.thing, "needs", frozenset()))
-        return function
-
-
-@dataclass(frozen=True)
-class _Loss:
-    """A loss that is a plain function; ``function.needs = frozenset(...)`` says what it needs."""
-
-    function: Callable[..., Any]
-    needs: frozenset[str]
-
-    def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
-        return self.function(logprobs, batch, entropy)
+        return functools.partial(self.thing, **values) if values else self.thing
 
 
 def _parameters(thing: Callable[..., Any], given: int) -> dict[str, inspect.Parameter]:

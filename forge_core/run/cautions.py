@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.blame import blaming
-
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig
 
@@ -23,11 +21,9 @@ def cautions(config: RunConfig) -> list[str]:
 
 def _of_stage(stage: StageConfig) -> Iterator[str]:
     context = stage.early_context()
-    with blaming(stage.recipe, "build"):
-        requires = stage.recipe.build(context).requires
     for section, selection, procs in (
         ("trainer", stage.trainer, stage.trainer_placement.procs),
         ("generator", stage.generator, stage.generator_placement.procs),
     ):
-        if selection is not None and section in requires:
+        if selection is not None and section in stage.recipe.requires:
             yield from selection.cautions(replace(context, world_size=procs))

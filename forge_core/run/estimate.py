@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.blame import blaming
 from forge_core.contracts.memory import Memory, ModelShape, Workload
 from forge_core.models.shape import FAMILIES, model_config, model_shape
 from forge_core.run.preflight import (
@@ -102,24 +101,17 @@ def estimate(config: RunConfig) -> list[StageEstimate]:
 
 
 def _stage(stage: StageConfig) -> StageEstimate:
-    context = stage.early_context()
     check_components(stage)
-    loss = None
-    if stage.loss is not None:
-        with blaming(stage.loss, "build"):
-            loss = stage.loss.build(context)
-    with blaming(stage.recipe, "build"):
-        recipe = stage.recipe.build(context)
-    requires = recipe.requires
     check_services(stage)
-    check_reference(stage, recipe, loss)
-    check_sampler(stage, loss)
+    check_reference(stage)
+    check_sampler(stage)
+    requires = stage.recipe.requires
     sampled = "generator" in requires
     scored = stage.evaluates()
     uses = {"trainer": "trainer" in requires, "generator": sampled or scored}
     shape = model_shape(stage.model)
     longest = _longest(stage, shape, sampled=sampled) if shape is not None else None
-    anchored = loss is not None and "reference_logprobs" in loss.needs
+    anchored = stage.loss is not None and "reference_logprobs" in stage.loss.needs
     memory = {
         "trainer": _memory(
             stage, "trainer", stage.trainer, longest, reference=anchored and not stage.reference

@@ -1,4 +1,4 @@
-"""What a stage's recipe works with in the controller's process: data, environment, loss."""
+"""What a stage's recipe works with in the controller's process: data, environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.context import BuildContext
-    from forge_core.contracts.protocols import Loss
     from forge_core.contracts.selection import Selection
     from forge_core.run.dataset import GuardedDataset
     from forge_core.run.session import RunSession
@@ -103,12 +102,6 @@ class Inputs:
     def has_played(self) -> bool:
         """Whether the environment was asked for."""
         return "environment" in self.__dict__
-
-    @cached_property
-    def loss(self) -> Loss:
-        assert self._config.loss is not None
-        with blaming(self._config.loss, "build", RunFailed):
-            return self._config.loss.build(self._context)
 
     def task_at(self, place: int) -> Task:
         return self.dataset[self.tasks.at(place)]

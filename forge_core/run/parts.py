@@ -10,9 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge_core.contracts.blame import blaming
 from forge_core.contracts.context import Placement
-from forge_core.contracts.errors import DataError, RunFailed, UsageError
+from forge_core.contracts.errors import DataError, UsageError
 from forge_core.contracts.seeding import derive_seed
 from forge_core.contracts.services import RecipeService, ServiceOptions
 from forge_core.contracts.types import Episode, TrainSequence
@@ -59,7 +58,7 @@ class Parts:
         session: the run that the stage belongs to.
         config: of the stage.
         context: what components are built with.
-        inputs: the stage's data, environment and loss.
+        inputs: the stage's data and environment.
         restored: where to go on, when the stage was begun by an earlier process.
     """
 
@@ -99,7 +98,7 @@ class Parts:
             self._config.trainer_placement,
             ServiceOptions(retry=False),
         )
-        if self._config.loss is not None and "reference_logprobs" in self._inputs.loss.needs:
+        if self._config.loss is not None and "reference_logprobs" in self._config.loss.needs:
             if self._config.reference is None:
                 await trainer.hold_reference.route()
             else:
@@ -137,11 +136,8 @@ class Parts:
             self._config.service_placement(declared),
             declared.options or self._options_of(declared, selection.family),
         )
-        if declared.loss is not None:
-            with blaming(declared.loss, "build", RunFailed):
-                needs = declared.loss.build(context).needs
-            if "reference_logprobs" in needs:
-                await service.hold_reference.route()
+        if declared.loss is not None and "reference_logprobs" in declared.loss.needs:
+            await service.hold_reference.route()
         if declared.checkpoint and (checkpoint := self._checkpoint()) is not None:
             saved = checkpoint / SERVICES / name
             if not saved.is_dir():

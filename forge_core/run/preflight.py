@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge_core.answers import check_sections
-from forge_core.contracts.blame import blaming, title
+from forge_core.contracts.blame import title
 from forge_core.contracts.errors import PluginError, UsageError
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.families import TransportComponent
-    from forge_core.contracts.protocols import Loss, Recipe, Runtime
+    from forge_core.contracts.protocols import Runtime
     from forge_core.contracts.selection import Selection
     from forge_core.contracts.services import RecipeService
 
@@ -116,73 +115,25 @@ def check_runtime(stage: StageConfig, runtime: Selection[Runtime]) -> None:
     runtime.check(replace(stage.early_context(), services=stage.placements()))
 
 
-def check_transport(stage: StageConfig, runtime: str, wider: TransportComponent | None) -> None:
-    """Both ends of the transport can reach each other.
-
-    Args:
-        stage: whose transport it is.
-        runtime: name of the run's.
-        wider: a transport to use between processes.
-
-    Raises:
-        UsageError: the transport works within one process, and an end lives in another.
-    """
-    transport = stage.transport
-    if transport is None or transport.reach != "process":
-        return
-    ends = [("generator", stage.generator_placement), ("trainer", stage.trainer_placement)]
-    declared = stage.services()
-    for name, service in declared.items():
-        for end in (name, service.weights_from) if service.weights_from else ():
-            if end in declared:
-                ends.append((f"service {end}", stage.service_placement(declared[end])))
-    away = [
-        f"{section}.{key}"
-        for section, placement in ends
-        for key, moves in (
-            ("procs", placement.procs > 1),
-            ("isolate", placement.isolate),
-            ("with_gpus", placement.with_gpus),
-            ("env", bool(placement.env)),
-        )
-        if moves
-    ]
-    if runtime != "local":
-        away = ["runtime.use", *away]
-    if away:
-        instead = "a transport between processes" if wider is None else f"--transport {wider.name}"
-        where = " on one host" if wider is not None and wider.reach == "host" else ""
-        raise UsageError(
-            f"transport.use: transport {transport.name!r} works within one process, and "
-            f"{' and '.join(away)} put an end of it into another (stage {stage.name!r}); use "
-            f"{instead}{where}"
-        )
-
-
 def usable_loss(stage: StageConfig) -> UsageError | None:
     """Why the stage's recipe cannot use the stage's loss, or None if it can."""
     assert stage.loss is not None
-    context = stage.early_context()
-    with blaming(stage.recipe, "build"):
-        recipe = stage.recipe.build(context)
-    with blaming(stage.loss, "build"):
-        loss = stage.loss.build(context)
     try:
-        check_loss(stage, recipe, loss)
+        check_loss(stage)
     except UsageError as error:
         return error
     return None
 
 
-def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
+def check_requirements(stage: StageConfig) -> None:
     """Everything the recipe uses is there.
 
     Raises:
         UsageError: names the section that is missing.
         PluginError: the recipe requires what is not a section.
     """
-    check_sections(stage.recipe, recipe.requires, stage.sections)
-    for section in sorted(recipe.requires):
+    check_sections(stage.recipe, stage.sections)
+    for section in sorted(stage.recipe.requires):
         added = stage.sections.get(section)
         if not (getattr(stage, section) if added is None else added.selection):
             raise UsageError(
@@ -195,17 +146,18 @@ def check_requirements(stage: StageConfig, recipe: Recipe) -> None:
             )
 
 
-def check_reference(stage: StageConfig, recipe: Recipe, loss: Loss | None) -> None:
+def check_reference(stage: StageConfig) -> None:
     """A reference of its own is asked for something.
 
     Raises:
         UsageError: the loss needs no reference logprobs, and the recipe no reference.
     """
-    if "reference" in recipe.requires:
+    loss = stage.loss
+    if "reference" in stage.recipe.requires:
         return
     if stage.reference is None or (loss is not None and "reference_logprobs" in loss.needs):
         return
-    who = f"loss {stage.loss.name!r}" if stage.loss is not None else "a stage without a loss"
+    who = f"loss {loss.name!r}" if loss is not None else "a stage without a loss"
     raise UsageError(
         f"reference: {who} needs no reference logprobs (stage {stage.name!r}), so nothing would "
         "ask this model; turn the loss's KL term on or take the section out (for one stage of "
@@ -213,15 +165,17 @@ def check_reference(stage: StageConfig, recipe: Recipe, loss: Loss | None) -> No
     )
 
 
-def check_loss(stage: StageConfig, recipe: Recipe, loss: Loss) -> None:
+def check_loss(stage: StageConfig) -> None:
     """The recipe gives the loss what it needs.
 
     Raises:
         UsageError: names what is needed and what is given.
     """
-    missing = loss.needs - recipe.provides - {"entropy"}
-    if missing and stage.loss is not None:
-        given = ", ".join(sorted(recipe.provides | {"entropy"}))
+    if stage.loss is None:
+        return
+    provided = stage.recipe.provides | {"entropy"}
+    if missing := stage.loss.needs - provided:
+        given = ", ".join(sorted(provided))
         raise UsageError(
             f"loss.use: loss {stage.loss.name!r} needs {', '.join(sorted(missing))}, which recipe "
             f"{stage.recipe.name!r} (stage {stage.name!r}) does not give (it gives: {given}); "
@@ -229,7 +183,7 @@ def check_loss(stage: StageConfig, recipe: Recipe, loss: Loss) -> None:
         )
 
 
-def check_sampler(stage: StageConfig, loss: Loss | None) -> None:
+def check_sampler(stage: StageConfig) -> None:
     """The generator samples from the distribution that a loss with importance ratios assumes.
 
     Penalties, truncation and constraints make another distribution of the model's. The ratio of the
@@ -239,13 +193,13 @@ def check_sampler(stage: StageConfig, loss: Loss | None) -> None:
     Raises:
         UsageError: names the keys.
     """
+    loss = stage.loss
     if loss is None or "sampler_logprobs" not in loss.needs or stage.generator is None:
         return
     keys = stage.generator.alters_sampling
     if keys:
-        assert stage.loss is not None
         raise UsageError(
-            f"{', '.join(keys)}: not with loss {stage.loss.name!r} (stage {stage.name!r}), which "
+            f"{', '.join(keys)}: not with loss {loss.name!r} (stage {stage.name!r}), which "
             "weights each token by the trained policy's probability over the sampler's: the "
             "sampler would draw from another distribution than the policy's, and the ratios would "
             "be wrong"

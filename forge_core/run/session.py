@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core.answers import steps_planned
-from forge_core.config.defaults import default_transport
 from forge_core.config.in_force import lock_trouble
+from forge_core.config.reach import check_transport
 from forge_core.contracts.blame import blaming, blaming_plugin, described, is_foreign, with_notes
 from forge_core.contracts.errors import (
     DataError,
@@ -51,7 +51,6 @@ from forge_core.run.preflight import (
     check_runtime,
     check_sampler,
     check_services,
-    check_transport,
 )
 from forge_core.run.progress import Progress
 from forge_core.run.reserve import Reserve
@@ -59,6 +58,7 @@ from forge_core.run.resume import Resumption, finished_stages, last_known_state,
 from forge_core.run.tasks import check_tasks
 from forge_core.run.unused import check_evaluation, unused_keys
 from forge_core.run.writer import Writer, check_free
+from forge_core.runtimes.devices import check_device
 from forge_core.trackers.jsonl import troubles
 from forge_core.trackers.lines import METRICS, JsonLines
 from forge_core.watchdog import Watchdog, caller
@@ -151,23 +151,21 @@ class RunSession:
         context = stage.early_context()
         with blaming(stage.recipe, "build"):
             recipe = stage.recipe.build(context)
-        check_requirements(stage, recipe)
+        check_requirements(stage)
         check_services(stage)
-        loss = None
         if stage.loss is not None:
             with blaming(stage.loss, "build"):
-                loss = stage.loss.build(context)
-        if loss is not None:
-            check_loss(stage, recipe, loss)
-        check_reference(stage, recipe, loss)
+                stage.loss.build(context)
+        check_loss(stage)
+        check_reference(stage)
         check_components(stage)
         check_runtime(stage, self.config.runtime)
-        check_sampler(stage, loss)
-        wider = default_transport(self._plugins.catalog, together=False, on_cuda=False)
-        check_transport(stage, self.config.runtime.name, wider)
+        check_sampler(stage)
+        check_transport(stage, self.config.runtime, self._plugins.catalog)
+        check_device(stage, self.config.runtime)
         for section in ("dataset", "eval_dataset"):
             if getattr(stage, section) is not None:
-                check_tasks(stage, recipe, section, self.dataset(stage, section))
+                check_tasks(stage, section, self.dataset(stage, section))
         self._recipes.append(recipe)
         length = self._usable_tasks(stage, recipe) if stage.dataset is not None else 0
         with blaming(stage.recipe, "plan"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.protocols import Loss, Recipe, Transport
+    from forge_core.contracts.protocols import Recipe, Transport
     from forge_core.contracts.records import Evaluation
     from forge_core.run.checkpoint import RunState
     from forge_core.run.dataset import GuardedDataset
@@ -119,10 +119,6 @@ class Stage:
     @property
     def environment(self) -> GuardedEnvironment:
         return self._inputs.environment
-
-    @property
-    def loss(self) -> Loss:
-        return self._inputs.loss
 
     @property
     def position(self) -> int:

@@ -8,19 +8,18 @@ from forge_core.contracts.errors import DataError
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.protocols import Dataset, Recipe
+    from forge_core.contracts.protocols import Dataset
     from forge_core.contracts.selection import Selection
 
 CHECKED_TASKS = 1000
 """Tasks at the beginning of a dataset that are checked: a dataset may take long to make each."""
 
 
-def check_tasks(stage: StageConfig, recipe: Recipe, section: str, dataset: Dataset) -> None:
+def check_tasks(stage: StageConfig, section: str, dataset: Dataset) -> None:
     """Let recipe, environment and rewards refuse tasks that they cannot work with.
 
     Args:
         stage: of the config.
-        recipe: the stage's, built.
         section: ``dataset`` or ``eval_dataset``.
         dataset: what that section built.
 
@@ -31,7 +30,8 @@ def check_tasks(stage: StageConfig, recipe: Recipe, section: str, dataset: Datas
     count = len(dataset)
     if section == "dataset":
         chosen["recipe"] = stage.recipe
-        sampled, judged = "generator" in recipe.requires, "rewards" in recipe.requires
+        requires = stage.recipe.requires
+        sampled, judged = "generator" in requires, "rewards" in requires
     else:
         sampled = judged = stage.evaluates()
         count = min(count, stage.evaluation.tasks or count)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import UsageError
 from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
 
@@ -103,9 +102,8 @@ def _shown(typed: str, unused: Unused) -> str:
 
 def _unused(stage: StageConfig) -> Iterator[Unused]:
     """Everything that a stage has no use for."""
-    with blaming(stage.recipe, "build"):
-        recipe = stage.recipe.build(stage.early_context())
-    sampled, scored = "generator" in recipe.requires, stage.evaluates()
+    requires = stage.recipe.requires
+    sampled, scored = "generator" in requires, stage.evaluates()
     who = f"recipe {stage.recipe.name!r} (stage {stage.name!r})"
     if stage.eval_dataset is not None and not stage.rewards:
         reason = (
@@ -124,7 +122,7 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
         reason = f"does nothing: {who} samples nothing, and nothing is evaluated"
         for section in ("generator", "sampling", "environment", "transport"):
             yield Unused(section, reason)
-    if not ("rewards" in recipe.requires or scored):
+    if not ("rewards" in requires or scored):
         reason = f"does nothing: {who} uses no rewards, and nothing is evaluated"
         for section in ("rewards", "reward_workers"):
             yield Unused(section, reason)

@@ -37,5 +37,6 @@ LOCAL = RuntimeComponent(
     build=build_local,
     check=check_local,
     summary="replicas in this process, for one machine and for debugging",
+    in_process=True,
     default=True,
 )

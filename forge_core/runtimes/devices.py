@@ -6,16 +6,17 @@ import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forge_core.contracts.component import Component
 from forge_core.contracts.context import Placement
 from forge_core.contracts.errors import UsageError
-from forge_core.contracts.selection import Selection
+from forge_core.contracts.families import RuntimeComponent
 from forge_core.contracts.services import ReplicaSpec
 
 if TYPE_CHECKING:
-    from forge_core.contracts.config import RunConfig
+    from forge_core.contracts.config import StageConfig
+    from forge_core.contracts.protocols import Runtime
+    from forge_core.contracts.selection import Selection
 
 
 def visible_devices() -> tuple[str, ...]:
@@ -45,32 +46,28 @@ def _torch_lacks_cuda() -> bool:
         return True
 
 
-def check_device(config: RunConfig, *components: Component[Any]) -> None:
-    """Refuse ``device: cuda`` on this host where it is certain that torch has no CUDA device.
+def check_device(stage: StageConfig, runtime: Selection[Runtime]) -> None:
+    """Refuse components that insist on CUDA where it is certain that torch has no device.
 
-    For the hook ``forge_config_resolved`` of plugins whose settings have ``device``. Other
-    runtimes have other hosts, of which nothing is known here.
-
-    Args:
-        config: of the run.
-        components: the plugin's own.
+    Only on this host, for runtimes that keep replicas on it: nothing is known of others.
 
     Raises:
         UsageError: names the key, and why there is none.
     """
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None and not visible_devices()
-    if config.runtime.name != "local" or not (_torch_lacks_cuda() or hidden):
+    here = isinstance(runtime.component, RuntimeComponent) and runtime.component.in_process
+    if not here or not (_torch_lacks_cuda() or hidden):
         return
     why = "CUDA_VISIBLE_DEVICES lists none" if hidden else "torch is a build for the CPU"
-    for stage in config.stages:
-        for section in ("trainer", "generator", "reference"):
-            chosen: Selection[Any] | None = getattr(stage, section)
-            if chosen is None or chosen.component not in components:
-                continue
-            placement: Placement = getattr(stage, f"{section}_placement")
-            own = "CUDA_VISIBLE_DEVICES" in placement.env and not _torch_lacks_cuda()
-            if getattr(chosen.settings, "device", None) == "cuda" and not own:
-                raise UsageError(f"{section}.device: no CUDA device: {why} (stage {stage.name!r})")
+    for section, chosen, placement in (
+        ("trainer", stage.trainer, stage.trainer_placement),
+        ("generator", stage.generator, stage.generator_placement),
+        ("reference", stage.reference, stage.reference_placement),
+    ):
+        key = chosen.location.cuda_key if chosen is not None else ""
+        own = "CUDA_VISIBLE_DEVICES" in placement.env and not _torch_lacks_cuda()
+        if key and not own:
+            raise UsageError(f"{section}.{key}: no CUDA device: {why} (stage {stage.name!r})")
 
 
 def devices_wanted(services: Mapping[str, Placement]) -> dict[str, int]:

@@ -70,16 +70,11 @@ def run_loss(
         RunFailed: it raised, or returned something else than a scalar sum and a count.
     """
     name = type(loss).__name__
-    lacking = sorted(loss.needs - batch.fields.keys() - {"entropy"})
-    if lacking:
-        given = ", ".join(sorted(batch.fields)) or "none"
-        raise UsageError(
-            f"loss {name} needs the field {lacking[0]!r}, which the recipe does not give "
-            f"(it gives: {given})"
-        )
     try:
         with contained():
             output = loss(logprobs, batch, entropy)
+    except UsageError as error:
+        raise UsageError(f"loss {name}: {error}") from error
     except Exception as error:
         raise RunFailed(described(error), component=f"loss {name}") from error
     if not isinstance(output, LossOutput):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import Field
@@ -93,22 +93,17 @@ class Console(Settings):
     interval: float = 5.0
 
 
+SFT = {"loss": {"use": "cross_entropy"}, "training": {"batch_size": 8}}
+GRPO = {"loss": {"use": "grpo"}, "training": {"batch_size": 64}}
+
+
 class Sft(Settings):
     """Imitation."""
-
-    section_defaults: ClassVar[Mapping[str, Any]] = {
-        "loss": {"use": "cross_entropy"},
-        "training": {"batch_size": 8},
-    }
 
 
 class Grpo(Settings):
     """Groups."""
 
-    section_defaults: ClassVar[Mapping[str, Any]] = {
-        "loss": {"use": "grpo"},
-        "training": {"batch_size": 64},
-    }
     group_size: int = 8
 
 
@@ -116,9 +111,12 @@ def build(settings: Settings, context: BuildContext) -> Settings:
     return settings
 
 
-def component(family: str, name: str, settings: type[Settings], *, default: bool = False) -> Any:
+def component(
+    family: str, name: str, settings: type[Settings], *, default: bool = False, **says: Any
+) -> Any:
     kind = COMPONENT_TYPES[family]
-    says = {"reach": "process"} if family == "transport" else {}
+    if family == "transport":
+        says["reach"] = "process"
     summary = f"the {name} one"
     return kind(name=name, settings=settings, build=build, summary=summary, default=default, **says)
 
@@ -160,8 +158,8 @@ class World:
 
     @hookimpl
     def forge_recipes(self) -> Iterator[RecipeComponent]:
-        yield component("recipe", "sft", Sft, default=True)
-        yield component("recipe", "grpo", Grpo)
+        yield component("recipe", "sft", Sft, default=True, defaults=SFT)
+        yield component("recipe", "grpo", Grpo, defaults=GRPO)
 
     @hookimpl
     def forge_datasets(self) -> Iterator[DatasetComponent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,9 +237,9 @@ def test_data_that_yaml_cannot_hold(components: object) -> None:
         (
             {"recipe": {"use": "y"}, "model": {"name": "z"}},
             PluginError,
-            "recipe grpo: section_defaults cannot set model, recipe",
+            "recipe grpo: defaults cannot set model, recipe",
         ),
-        ({"stages": {"a": {}}}, PluginError, "recipe grpo: section_defaults cannot set stages"),
+        ({"stages": {"a": {}}}, PluginError, "recipe grpo: defaults cannot set stages"),
         ({"los": {}}, ConfigError, "recipe grpo: los: unknown section; did you mean loss?"),
     ],
 )
@@ -249,8 +250,8 @@ def test_a_recipe_that_oversteps_is_the_plugins_fault(
     error: type[Exception],
     line: str,
 ) -> None:
-    settings = catalog.get("recipe", "grpo").settings
-    monkeypatch.setattr(settings, "section_defaults", defaults)
+    component = replace(catalog.get("recipe", "grpo"), defaults=defaults)
+    monkeypatch.setattr(catalog, "get", lambda family, name: component)
     with pytest.raises(error) as caught:
         resolve(catalog, None, ["recipe.use=grpo"], environ={})
     assert str(caught.value).startswith(line)

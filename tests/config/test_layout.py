@@ -12,6 +12,7 @@ from forge_core import (
     Forge,
     GeneratorComponent,
     Location,
+    Placement,
     RecipeComponent,
     RunConfig,
     RuntimeComponent,
@@ -40,6 +41,15 @@ def location(settings: Device) -> Location:
 
 def build(settings: Settings, context: BuildContext) -> Settings:
     return settings
+
+
+class TwoHosts(Settings):
+    same_machine: bool = False
+
+
+def hosts(settings: TwoHosts, service: str, placement: Placement) -> dict[str, str]:
+    machine = "one" if settings.same_machine or service == "trainer" else "other"
+    return {f"{service}-host": machine}
 
 
 class World:
@@ -79,10 +89,21 @@ class World:
                 cuda_only=name == "ipc",
                 default=True,
             )
+        yield component(
+            "transport", build, name="wide", reach="cluster", fabric="mesh", default=True
+        )
 
     @hookimpl
     def forge_runtimes(self) -> Iterator[RuntimeComponent]:
-        yield RuntimeComponent(name="cluster", settings=Settings, build=build, summary="many hosts")
+        yield RuntimeComponent(name="cluster", settings=Settings, build=build, summary="processes")
+        yield RuntimeComponent(
+            name="two_hosts",
+            settings=TwoHosts,
+            build=build,
+            summary="the generator on another host than the trainer",
+            hosts=hosts,
+            fabric="mesh",
+        )
 
     @hookimpl
     def forge_recipes(self) -> Iterator[RecipeComponent]:
@@ -120,6 +141,8 @@ def config() -> Callable[..., RunConfig]:
         (["trainer.device=cuda", "generator.use=plain", "generator.with_gpus=true"], "shm"),
         # Of several hosts.
         (["runtime.use=cluster", "trainer.device=cuda", "generator.device=cuda"], "shm"),
+        (["runtime.use=two_hosts"], "wide"),
+        (["runtime.use=two_hosts", "runtime.same_machine=true"], "shm"),
         # The config's word counts.
         (
             [

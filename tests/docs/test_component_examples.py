@@ -29,8 +29,9 @@ class TestRecent(LossConformance):
     not_differentiated = example("losses.md")["TestRecent"].not_differentiated
 
     @pytest.fixture
-    def loss(self) -> Any:
-        return example("losses.md")["Recent"]()
+    def selection(self) -> Selection[Any]:
+        (component,) = example("losses.md")["forge_losses"]()
+        return Selection(family="loss", component=component, settings=component.settings())
 
 
 class TestGuess(EnvironmentConformance):

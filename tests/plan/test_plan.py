@@ -287,9 +287,6 @@ class Lookahead(Settings):
 @pytest.mark.parametrize("tells", [False, True])
 def test_a_recipe_of_ones_own_is_not_guessed_at(run_forge: Any, tells: bool) -> None:
     class Mine:
-        requires = frozenset({"dataset", "generator", "trainer", "rewards"})
-        provides: frozenset[str] = frozenset()
-
         def plan(self, config: Any, dataset_length: int) -> int:
             return 1
 
@@ -310,6 +307,7 @@ def test_a_recipe_of_ones_own_is_not_guessed_at(run_forge: Any, tells: bool) -> 
                 settings=Lookahead,
                 build=lambda settings, context: Mine(),
                 summary="one's own",
+                requires={"dataset", "generator", "trainer", "rewards"},
                 max_tokens=bounds if tells else None,
                 max_staleness=lag if tells else None,
             )

@@ -145,14 +145,16 @@ def test_every_family_takes_one(config, file):
     )
     context = bare_context()
     loss = stage.loss.build(context)
-    assert loss.function.keywords == {"scale": 3.0}
+    assert stage.loss.needs == {"advantages"}
+    assert loss.keywords == {"scale": 3.0}
     assert stage.environment.build(context).high == 9
     tasks = stage.dataset.build(context)
     assert [task.answer for task in tasks] == ["1", "2"]
     assert tasks[0].id == "0:0"
     assert stage.rewards["declared"].selection.settings.most == 2
-    plain = resolved(config("loss: {use: 'mine.py:plain'}")).loss.build(context)
-    assert plain.needs == frozenset()
+    selection = resolved(config("loss: {use: 'mine.py:plain'}")).loss
+    plain = selection.build(context)
+    assert selection.needs == frozenset()
     assert float(plain(torch.ones(2), None, None).sum) == -2.0
 
 

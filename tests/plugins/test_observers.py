@@ -25,8 +25,6 @@ HOOKS = """
     {extra}
 
     class Recipe:
-        requires = provides = frozenset()
-
         def plan(self, config, dataset_length):
             return 1
 

@@ -36,9 +36,6 @@ FAMILY = """
         pass
 
     class Judged:
-        requires = frozenset({"trainer", "judge", "scale"})
-        provides = frozenset()
-
         def plan(self, config, dataset_length):
             return 1
 
@@ -80,7 +77,11 @@ FAMILY = """
     @hookimpl
     def forge_recipes():
         yield RecipeComponent(
-            name="judged", settings=RecipeSettings, build=build_judged, summary="asks a judge"
+            name="judged",
+            settings=RecipeSettings,
+            build=build_judged,
+            requires={"trainer", "judge", "scale"},
+            summary="asks a judge",
         )
 """
 MEMBER = """

@@ -25,18 +25,18 @@ class Acme:
     Args:
         hook: of the family.
         build: ``(settings, context) -> the component``.
+        says: what else the component says of itself.
     """
 
-    def __init__(self, hook: str, build: Callable[[Any, Any], Any]) -> None:
-        mine = component(hook, build)
+    def __init__(self, hook: str, build: Callable[[Any, Any], Any], **says: Any) -> None:
+        if hook == "forge_recipes":
+            says = {"requires": {"dataset", "trainer", "loss"}, **says}
+        mine = component(hook, build, **says)
         setattr(self, hook, hookimpl(lambda: [mine]))
 
 
 class Recipe:
     """Sound; tests spoil one part of it."""
-
-    requires = frozenset({"dataset", "trainer", "loss"})
-    provides: frozenset[str] = frozenset()
 
     def plan(self, config: Any, dataset_length: int) -> Any:
         return 2
@@ -46,15 +46,13 @@ class Recipe:
 
 
 class Loss:
-    needs: Any = frozenset()
-
     def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
         raise NotImplementedError
 
 
-def checked(hook: str, build: Callable[[Any, Any], Any], **sections: Any) -> str:
+def checked(plugin: Acme, **sections: Any) -> str:
     """The error of ``forge run --dry-run`` for such a plugin: one line."""
-    app = Forge(plugins=[Acme(hook, build)])
+    app = Forge(plugins=[plugin])
     with pytest.raises(PluginError) as caught:
         app.check(small_config(**sections))
     assert "\n" not in str(caught.value)
@@ -63,10 +61,10 @@ def checked(hook: str, build: Callable[[Any, Any], Any], **sections: Any) -> str
 
 def with_recipe(**changes: Any) -> str:
     """The error for a recipe that has these in place of the sound one's."""
+    says = {name: changes.pop(name) for name in ("requires", "provides") if name in changes}
     made = type("Made", (Recipe,), changes)
     return checked(
-        "forge_recipes",
-        lambda settings, context: made(),
+        Acme("forge_recipes", lambda settings, context: made(), **says),
         recipe={"use": "mine"},
         loss={"use": "cross_entropy"},
         training={"steps": 2, "batch_size": 4},
@@ -93,9 +91,9 @@ def test_an_integer_of_another_type_is_a_number_of_steps() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"requires": ["dataset"]}, "requires must be a frozenset of names"),
-        ({"provides": "advantages"}, "provides must be a frozenset of names"),
-        ({"requires": None}, "requires must be a frozenset of names"),
+        ({"requires": ["dataset"]}, "requires must be a set of names"),
+        ({"provides": "advantages"}, "provides must be a set of names"),
+        ({"requires": None}, "requires must be a set of names"),
         ({"requires": {"dataset", "polcy"}}, "requires names 'polcy', which is not a section"),
         ({"requires": {"trainers"}}, "did you mean 'trainer'? (allowed: dataset, "),
         ({"run": lambda self, stage: None}, "run must be a coroutine: write `async def`"),
@@ -115,9 +113,9 @@ def test_a_plan_that_raises_names_the_recipe() -> None:
 
 @pytest.mark.parametrize("needs", [["advantages"], "advantages", None])
 def test_needs_that_is_no_set(needs: Any) -> None:
-    made = type("Made", (Loss,), {"needs": needs})
-    line = checked("forge_losses", lambda settings, context: made(), loss={"use": "mine"})
-    assert line.startswith("loss 'mine' (plugin Acme): needs must be a frozenset of names")
+    plugin = Acme("forge_losses", lambda *_: Loss(), needs=needs)
+    line = checked(plugin, loss={"use": "mine"})
+    assert line.startswith("loss 'mine' (plugin Acme): needs must be a set of names")
     assert "frozenset({'advantages'})" in line
 
 
@@ -125,12 +123,12 @@ def test_a_loss_that_is_async() -> None:
     async def called(self: Any, logprobs: Any, batch: Any, entropy: Any) -> None: ...
 
     made = type("Made", (Loss,), {"__call__": called})
-    line = checked("forge_losses", lambda settings, context: made(), loss={"use": "mine"})
+    line = checked(Acme("forge_losses", lambda settings, context: made()), loss={"use": "mine"})
     assert line == "loss 'mine' (plugin Acme): __call__ must not be async"
 
 
 def test_a_build_that_raises_names_the_component() -> None:
-    line = checked("forge_losses", lambda settings, context: 1 / 0, loss={"use": "mine"})
+    line = checked(Acme("forge_losses", lambda settings, context: 1 / 0), loss={"use": "mine"})
     expected = "build failed: ZeroDivisionError: division by zero"
     assert line == f"loss 'mine' (plugin Acme): {expected}"
 
@@ -146,7 +144,7 @@ def test_a_build_that_raises_names_the_component() -> None:
     ],
 )
 def test_a_dataset_that_is_none(built: Any, expected: str) -> None:
-    line = checked("forge_datasets", lambda settings, context: built, dataset={"use": "mine"})
+    line = checked(Acme("forge_datasets", lambda settings, context: built), dataset={"use": "mine"})
     assert line.startswith("dataset 'mine' (plugin Acme): ")
     assert expected in line
 

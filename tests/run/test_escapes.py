@@ -50,6 +50,8 @@ class Acme:
     """A plugin with one component called ``mine``, or with a hook."""
 
     def __init__(self, hook: str, build: Callable[[Any, Any], Any], **more: Any) -> None:
+        if hook == "forge_recipes":
+            more = {"requires": {"dataset", "trainer", "loss"}, **more}
         mine = component(hook, build, **more)
         setattr(self, hook, hookimpl(lambda: [mine]))
 
@@ -94,9 +96,6 @@ class Items:
 
 
 class Recipe:
-    requires = frozenset({"dataset", "trainer", "loss"})
-    provides: frozenset[str] = frozenset()
-
     def __init__(self, plan: Any = 1) -> None:
         self._plan = plan
 
@@ -213,8 +212,6 @@ def test_an_environment_that_leaves(forge: Any, kind: str, tmp_path: Path) -> No
 
 
 class Loss:
-    needs = frozenset({"advantages"})
-
     def __call__(self, *_: Any) -> Any:
         leave()
 

@@ -30,9 +30,6 @@ class Recipe:
         tokens: that a step says it trained on; None: it says nothing.
     """
 
-    requires = frozenset({"dataset", "trainer", "loss", "generator"})
-    provides: frozenset[str] = frozenset()
-
     def __init__(self, *, publishes: bool, trains: int = 1, tokens: int | None = None) -> None:
         self.publishes = publishes
         self.trains = trains
@@ -65,7 +62,11 @@ def run(tmp_path: Path) -> Any:
             @hookimpl
             def forge_recipes(self) -> Any:
                 yield RecipeComponent(
-                    name="mine", settings=Settings, build=lambda *_: recipe, summary="a test's"
+                    name="mine",
+                    settings=Settings,
+                    build=lambda *_: recipe,
+                    requires={"dataset", "trainer", "loss", "generator"},
+                    summary="a test's",
                 )
 
         training = {"steps": steps, "batch_size": 2, **sections.pop("training", {})}

@@ -28,8 +28,8 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.models.prompts import encode_prompt
-from forge_core.testing.command import run_in_process
-from forge_core.testing.runs import StopAt, lines_of, small_config, untimed
+from forge_testing.command import run_in_process
+from forge_testing.runs import StopAt, lines_of, small_config, untimed
 
 OPPONENT = {
     "init": {**small_config()["model"]["init"], "seed": 9},
@@ -38,8 +38,6 @@ OPPONENT = {
 
 class Squares:
     """The critic's loss: (logprob + 1)^2."""
-
-    needs: frozenset[str] = frozenset()
 
     def __call__(self, logprobs: Any, batch: LossBatch, entropy: Any) -> LossOutput:
         return LossOutput(sum=((logprobs + 1) ** 2).sum(), count=logprobs.numel())
@@ -52,9 +50,6 @@ SQUARES = LossComponent(
 
 class Duel:
     """Two policies and a critic, each trained in every step on what the first two sample."""
-
-    requires = frozenset({"dataset", "trainer", "loss", "generator"})
-    provides: frozenset[str] = frozenset()
 
     def __init__(self, **changes: RecipeService) -> None:
         self.changes = changes
@@ -108,12 +103,16 @@ class Duel:
             step.record({f"version/{name}": version for name, version in stage.versions.items()})
 
 
-def acme(recipe: Any) -> Any:
+def acme(recipe: Any, uses: str = "generator") -> Any:
     class Acme:
         @hookimpl
         def forge_recipes(self) -> Any:
             yield RecipeComponent(
-                name="duel", settings=Settings, build=lambda *_: recipe, summary="a test's"
+                name="duel",
+                settings=Settings,
+                build=lambda *_: recipe,
+                requires={"dataset", "trainer", "loss", uses},
+                summary="a test's",
             )
 
     return Acme()
@@ -201,9 +200,6 @@ def test_what_cannot_be_is_refused_before_the_start(
 class Distil:
     """Learns from what a model in ``models:`` holds likely, through section ``reference``."""
 
-    requires = frozenset({"dataset", "trainer", "loss", "reference"})
-    provides: frozenset[str] = frozenset()
-
     def plan(self, config: Any, dataset_length: int) -> int:
         steps: int = config.training.steps
         return steps
@@ -224,7 +220,7 @@ class Distil:
 
 
 def test_a_reference_may_hold_a_model_of_its_own(tmp_path: Path) -> None:
-    app = Forge(plugins=[acme(Distil())])
+    app = Forge(plugins=[acme(Distil(), "reference")])
     tree = config(tmp_path, reference={"use": "torch", "model": "opponent"})
     summary = app.run(tree)
     rows = lines_of(summary.folder / "metrics.jsonl")

@@ -152,8 +152,6 @@ def test_reward_that_hangs(small_config: dict[str, Any], fails: Callable[..., st
 
 def test_loss_that_is_not_finite(small_config: dict[str, Any], fails: Callable[..., str]) -> None:
     class Broken:
-        needs: frozenset[str] = frozenset()
-
         def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
             from forge_core import LossOutput
 

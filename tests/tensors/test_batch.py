@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core import LossBatch, TrainSequence
+from forge_core import LossBatch, TrainSequence, UsageError
 from forge_core.tensors.batch import pack
 
 
@@ -135,7 +135,7 @@ def test_arrays_and_tensors_are_taken_like_lists(kind: str) -> None:
 
 def test_an_unknown_field_names_the_given_ones() -> None:
     batch = LossBatch(torch.zeros(0), 0, {"b": torch.zeros(0), "a": torch.zeros(0)})
-    with pytest.raises(KeyError, match=r"no field 'c' \(it gives: a, b\)"):
+    with pytest.raises(UsageError, match=r"'c', which the recipe does not give \(it gives: a, b\)"):
         batch.field("c")
 
 

@@ -20,7 +20,7 @@ from forge_core import (
 )
 from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
-from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
+from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings, grpo_needs
 from forge_grpo.recipe_settings import GrpoSettings, max_staleness
 from forge_grpo.rewards import exact_match, last_number, thinking
 from forge_grpo.rewards.answers import check_answers
@@ -60,6 +60,9 @@ def forge_recipes() -> Iterable[RecipeComponent]:
         name="grpo",
         settings=GrpoSettings,
         build=_build_recipe,
+        requires={"dataset", "rewards", "environment", "generator", "trainer", "loss"},
+        provides={"advantages", "sampler_logprobs", "reference_logprobs"},
+        defaults={"loss": {"use": "grpo"}, "training": {"batch_size": 64}},
         max_staleness=max_staleness,
         summary="group relative policy optimization with verifiable rewards",
     )
@@ -71,18 +74,21 @@ def forge_losses() -> Iterable[LossComponent]:
         name="grpo",
         settings=GrpoLossSettings,
         build=_build_grpo,
+        needs=grpo_needs,
         summary="clipped ratio times advantage, optional KL and entropy (GRPO, DAPO)",
     )
     yield LossComponent(
         name="gspo",
         settings=GspoSettings,
         build=_build_gspo,
+        needs={"advantages", "sampler_logprobs"},
         summary="ratio and clip of whole sequences (GSPO)",
     )
     yield LossComponent(
         name="reinforce",
         settings=ReinforceSettings,
         build=_build_reinforce,
+        needs={"advantages"},
         summary="plain policy gradient",
     )
 

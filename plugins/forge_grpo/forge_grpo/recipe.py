@@ -33,9 +33,6 @@ CLIPPED_ON_POLICY = 0.1
 class GrpoRecipe:
     """Each step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
 
-    requires = frozenset({"dataset", "rewards", "environment", "generator", "trainer", "loss"})
-    provides = frozenset({"advantages", "sampler_logprobs", "reference_logprobs"})
-
     def __init__(self, settings: GrpoSettings) -> None:
         self.settings = settings
 
@@ -72,14 +69,12 @@ class GrpoRecipe:
                     "replay_buffer: nothing waits in it with recipe.max_staleness=0, where each "
                     "step samples its own groups"
                 )
-        elif config.loss is not None:
-            loss = config.loss.build(config.early_context())
-            if "sampler_logprobs" not in loss.needs:
-                raise UsageError(
-                    f"recipe.max_staleness: loss {config.loss.name!r} does not correct for tokens "
-                    "that older weights sampled (it needs no sampler_logprobs); use loss grpo or "
-                    "gspo, or max_staleness=0"
-                )
+        elif config.loss is not None and "sampler_logprobs" not in config.loss.needs:
+            raise UsageError(
+                f"recipe.max_staleness: loss {config.loss.name!r} does not correct for tokens that "
+                "older weights sampled (it needs no sampler_logprobs); use loss grpo or gspo, or "
+                "max_staleness=0"
+            )
 
     async def run(self, stage: RecipeContext) -> None:
         trainer = await stage.trainer()
@@ -142,7 +137,9 @@ class GrpoRecipe:
         """One optimizer step; without episodes it changes no weight and the schedule goes on."""
         temperature = stage.config.sampling.temperature
         sequences = [train_sequence(episode) for episode in episodes]
-        if sequences and "reference_logprobs" in stage.loss.needs:
+        loss = stage.config.loss
+        needs = loss.needs if loss is not None else frozenset[str]()
+        if sequences and "reference_logprobs" in needs:
             sequences = await _with_reference(stage, sequences, temperature)
         micro_batches = _split(sequences, stage.config.training.gradient_accumulation_steps)
         result: StepResult = await trainer.train_step.route(micro_batches, temperature=temperature)

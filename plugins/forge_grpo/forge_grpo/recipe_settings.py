@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,11 +11,6 @@ from forge_core import Settings
 
 class GrpoSettings(Settings):
     """How episodes are grouped, and how rewards become advantages."""
-
-    section_defaults: ClassVar[Mapping[str, Any]] = {
-        "loss": {"use": "grpo"},
-        "training": {"batch_size": 64},
-    }
 
     group_size: int = Field(8, ge=2, description="episodes sampled for each task")
     advantage_scale: Literal["std", "none"] = Field(

@@ -9,22 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import Loss, LossBatch, LossOutput, TrainSequence
+from forge_core import Loss, LossBatch, LossOutput, Selection, TrainSequence
 from forge_core.tensors.batch import pack
 from forge_grpo.losses.grpo import Grpo
 from forge_grpo.losses.gspo import Gspo
 from forge_grpo.losses.primitives import kl_k3
 from forge_grpo.losses.reinforce import Reinforce
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
+from forge_grpo.plugin import forge_losses
 from forge_testing.conformance.loss import LossConformance
 
 # The contract of losses.
+
+
+def selected(name: str, **settings: Any) -> Selection[Loss]:
+    """A loss of this package, as a config selects it."""
+    (component,) = (each for each in forge_losses() if each.name == name)
+    return Selection(family="loss", component=component, settings=component.settings(**settings))
 
 
 class TestGrpo(LossConformance):
@@ -38,20 +46,20 @@ class TestGrpo(LossConformance):
         ],
         ids=str,
     )
-    def loss(self, request: pytest.FixtureRequest) -> Loss:
-        return Grpo(GrpoLossSettings(**request.param))
+    def selection(self, request: pytest.FixtureRequest) -> Selection[Loss]:
+        return selected("grpo", **request.param)
 
 
 class TestGspo(LossConformance):
     @pytest.fixture(params=[{}, {"clip_low": 0.2, "clip_high": 0.3}], ids=str)
-    def loss(self, request: pytest.FixtureRequest) -> Loss:
-        return Gspo(GspoSettings(**request.param))
+    def selection(self, request: pytest.FixtureRequest) -> Selection[Loss]:
+        return selected("gspo", **request.param)
 
 
 class TestReinforce(LossConformance):
     @pytest.fixture(params=["tokens", "sequences"])
-    def loss(self, request: pytest.FixtureRequest) -> Loss:
-        return Reinforce(ReinforceSettings(aggregate=request.param))
+    def selection(self, request: pytest.FixtureRequest) -> Selection[Loss]:
+        return selected("reinforce", aggregate=request.param)
 
 
 # Oracles.
@@ -160,7 +168,8 @@ def gradients(value: torch.Tensor, batch: Padded) -> tuple[torch.Tensor, torch.T
 def assert_maximizes(loss: Loss, batch: Padded, objective: torch.Tensor) -> LossOutput:
     """The loss's mean is minus the objective, in value and gradient."""
     logprobs, loss_batch, entropy = flat(batch)
-    output = loss(logprobs, loss_batch, entropy if "entropy" in loss.needs else None)
+    uses_entropy = isinstance(loss, Grpo) and loss.settings.entropy_coef > 0
+    output = loss(logprobs, loss_batch, entropy if uses_entropy else None)
     mean = output.sum / output.count
     torch.testing.assert_close(mean, -objective, rtol=1e-10, atol=1e-12)
     for ours, theirs in zip(gradients(mean, batch), gradients(-objective, batch), strict=True):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_core import Episode, Forge, Group, hookimpl
+from forge_grpo.plugin import forge_recipes
 from forge_grpo.recipe import GrpoRecipe
-from forge_grpo.recipe_settings import GrpoSettings
 from forge_testing.conformance.recipe import RecipeConformance
 from forge_testing.context import component
 from forge_testing.runs import small_config
@@ -39,9 +40,9 @@ class Plugin:
     @hookimpl
     def forge_recipes(self) -> Any:
         if self.recipe is not None:
-            yield component(
-                "recipe", lambda settings, context: self.recipe(settings), settings=GrpoSettings
-            )
+            (grpo,) = forge_recipes()
+            build = lambda settings, context: self.recipe(settings)  # noqa: E731
+            yield replace(grpo, name="mine", build=build)
 
 
 class TestGrpo(RecipeConformance):

@@ -11,7 +11,7 @@ from forge_core import Placement, UsageError
 from forge_monarch.settings import MonarchSettings
 
 if TYPE_CHECKING:
-    from forge_core import RunConfig, StageConfig
+    from forge_core import RunConfig
 
 SERVICES = {
     "generator": "no generator is installed",
@@ -29,7 +29,7 @@ def check_placement(config: RunConfig) -> None:
 
     Raises:
         UsageError: an unknown service or host, a service that no stage has, processes that cannot
-            be spread evenly, more of them than GPUs, or a transport that does not reach.
+            be spread evenly, or more of them than GPUs.
     """
     settings = config.runtime.settings
     if not isinstance(settings, MonarchSettings):
@@ -47,8 +47,6 @@ def check_placement(config: RunConfig) -> None:
     there = {} if gpus is None else dict.fromkeys(settings.host_names(), gpus)
     for services in stages:
         check_services(settings, services, there)
-    for stage in config.stages:
-        check_transport(settings, stage)
     check_reach(settings)
 
 
@@ -80,33 +78,17 @@ def check_reach(settings: MonarchSettings) -> None:
             )
 
 
-def check_transport(settings: MonarchSettings, stage: StageConfig) -> None:
-    """The stage's transport reaches from the trainer's hosts to the generator's.
+def hosts(settings: MonarchSettings, service: str, placement: Placement) -> dict[str, str]:
+    """Hosts that a service's replicas live on, and the machine of each.
 
     Raises:
-        UsageError: it works on one host, and they are on several.
+        UsageError: a host that is not there, or processes that cannot be spread evenly.
     """
-    transport = stage.transport
-    if transport is None or transport.reach == "cluster" or not stage.samples():
-        return
-    services = stage.placements()
-    hosts = {
-        service: {
-            host: settings.machine(host)
-            for index in range(services[service].replicas)
-            for host in hosts_of(settings, service, index, services[service].procs)
-        }
-        for service in ("trainer", "generator")
-        if service in services
+    return {
+        host: settings.machine(host)
+        for index in range(placement.replicas)
+        for host in hosts_of(settings, service, index, placement.procs)
     }
-    machines = {machine for named in hosts.values() for machine in named.values()}
-    if len(machines) > 1:
-        where = ", ".join(f"the {service} is on {', '.join(on)}" for service, on in hosts.items())
-        raise UsageError(
-            f"transport.use: transport {transport.name!r} works on one host, and {where} (stage "
-            f"{stage.name!r}); use one that reaches several, such as --transport torchstore, or "
-            "place both on one host (runtime.services)"
-        )
 
 
 def check_services(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from forge_core import BuildContext, Command, Finding, RuntimeComponent, hookimpl
-from forge_monarch.placement import check_placement
+from forge_monarch.placement import check_placement, hosts
 from forge_monarch.settings import TESTED, MonarchSettings
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ MONARCH = RuntimeComponent(
     name="monarch",
     settings=MonarchSettings,
     build=build_monarch,
+    hosts=hosts,
+    fabric="monarch",
     summary="replicas in processes on one or many hosts, over Monarch's meshes",
 )
 

@@ -213,19 +213,19 @@ def test_a_worker_needs_an_address_that_others_can_reach() -> None:
             serve(address)
 
 
-@pytest.mark.parametrize("transport", [{}, {"use": "cuda_ipc"}])
+@pytest.mark.parametrize("transport", [{"use": "shm"}, {"use": "cuda_ipc"}])
 def test_a_transport_of_one_host_between_two(
     transport: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
-    sections = {"transport": transport} if transport else {}
-    message = _refused(runtime={"services": services}, **sections)
-    name = transport.get("use", "shm")
+    message = _refused(runtime={"services": services}, transport=transport)
+    name = transport["use"]
     assert (
         f"transport.use: transport '{name}' works on one host, and the trainer is on a" in message
     )
     assert "the generator is on b" in message
+    assert "such as --transport torchstore" in message
     assert "\n" not in message
 
 
@@ -244,9 +244,18 @@ def test_a_transport_that_nothing_goes_over(tls: dict[str, str]) -> None:
     services = {"trainer": {"hosts": ["b"]}}
     runtime = {"use": "monarch", "hosts": HOSTS, "services": services, "tls": tls}
     config = small_config(runtime=runtime, recipe={"use": "sft"})
+    config["transport"] = {"use": "shm"}
     Forge().check(config)
     with pytest.raises(UsageError, match="works on one host"):
         Forge().check(config | {"eval_dataset": config["dataset"]})
+
+
+def test_the_default_transport_between_two_hosts(tls: dict[str, str]) -> None:
+    services = {"trainer": {"hosts": ["a"]}, "generator": {"hosts": ["b"]}}
+    runtime = {"use": "monarch", "hosts": HOSTS, "services": services, "tls": tls}
+    (stage,) = Forge().resolve(small_config(runtime=runtime)).stages
+    assert stage.transport is not None
+    assert stage.transport.name == "torchstore"
 
 
 def test_a_transport_that_reaches_several_hosts(tls: dict[str, str]) -> None:

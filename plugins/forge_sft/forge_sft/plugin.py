@@ -37,6 +37,8 @@ def forge_recipes() -> Iterable[RecipeComponent]:
         name="sft",
         settings=SftSettings,
         build=_build_recipe,
+        requires={"dataset", "trainer", "loss"},
+        defaults={"loss": {"use": "cross_entropy"}, "training": {"batch_size": 8}},
         check=check_recipe,
         check_tasks=check_tasks,
         max_tokens=max_tokens,

@@ -20,9 +20,6 @@ CHECKED_AT_ONCE = 100
 class SftRecipe:
     """Every optimizer step takes ``batch_size x gradient_accumulation_steps`` rows."""
 
-    requires = frozenset({"dataset", "trainer", "loss"})
-    provides: frozenset[str] = frozenset()
-
     def __init__(self, settings: SftSettings) -> None:
         self.settings = settings
         self._all_checked = False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,11 +11,6 @@ from forge_core import Settings
 
 class SftSettings(Settings):
     """What is trained on, and what happens to rows that are too long."""
-
-    section_defaults: ClassVar[Mapping[str, Any]] = {
-        "loss": {"use": "cross_entropy"},
-        "training": {"batch_size": 8},
-    }
 
     max_length: int | None = Field(
         None, ge=2, description="most tokens of a row, prompt and response; null: no limit"

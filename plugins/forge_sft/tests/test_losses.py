@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core import Loss, TrainSequence
+from forge_core import Loss, Selection, TrainSequence
 from forge_core.tensors.batch import pack
 from forge_sft.losses.cross_entropy import CrossEntropy
+from forge_sft.plugin import forge_losses
 from forge_testing.conformance.loss import LossConformance
 
 
 class TestCrossEntropy(LossConformance):
     @pytest.fixture
-    def loss(self) -> Loss:
-        return CrossEntropy()
+    def selection(self) -> Selection[Loss]:
+        (component,) = forge_losses()
+        return Selection(family="loss", component=component, settings=component.settings())
 
 
 def test_it_is_the_cross_entropy_of_padded_batches() -> None:

@@ -37,14 +37,17 @@ def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
     return BuildContext(**{**defaults, **changes})
 
 
-def select(family: str, build: Callable[[Settings, BuildContext], Any]) -> Selection[Any]:
+def select(
+    family: str, build: Callable[[Settings, BuildContext], Any], **says: Any
+) -> Selection[Any]:
     """A component without settings, as a config would have selected it.
 
     Args:
         family: such as ``generator``.
         build: makes it.
+        says: what else it says of itself.
     """
-    return Selection(family=family, component=component(family, build), settings=Settings())
+    return Selection(family=family, component=component(family, build, **says), settings=Settings())
 
 
 def component(

@@ -58,10 +58,9 @@ def test_what_is_opted_out_is_skipped_with_its_reason(pytester: pytest.Pytester)
         import torch
         from forge_core import LossOutput
         from forge_testing.conformance.loss import LossConformance
+        from forge_testing.context import select
 
         class Constant:
-            needs = frozenset()
-
             def __call__(self, logprobs, batch, entropy):
                 return LossOutput(sum=logprobs.sum(), count=1)
 
@@ -69,11 +68,11 @@ def test_what_is_opted_out_is_skipped_with_its_reason(pytester: pytest.Pytester)
             opt_out = {"test_any_split_adds_up_to_the_same": "its count is a constant"}
 
             @pytest.fixture
-            def loss(self):
-                return Constant()
+            def selection(self):
+                return select("loss", lambda settings, context: Constant())
         """
     )
-    result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist", "-k", "any_split or frozenset")
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:xdist", "-k", "any_split or is_pure")
     result.assert_outcomes(passed=1, skipped=3)
     result.stdout.fnmatch_lines(["SKIPPED*its count is a constant"])
 

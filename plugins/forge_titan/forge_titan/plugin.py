@@ -10,16 +10,9 @@ from forge_core import Finding, Preset, TrainerComponent, hookimpl
 from forge_titan.settings import TESTED, TRAINER
 
 if TYPE_CHECKING:
-    from forge_core import RunConfig
+    pass
 
 PRESETS = Path(__file__).parent / "presets"
-
-
-@hookimpl
-def forge_config_resolved(config: RunConfig) -> None:
-    from forge_core.runtimes.devices import check_device  # imports asyncio, which is slow
-
-    check_device(config, TRAINER)
 
 
 @hookimpl

@@ -96,7 +96,9 @@ def require_torchtitan() -> None:
 
 def trainer_location(settings: TitanTrainerSettings) -> Location:
     """On the device that the settings say."""
-    return Location(cuda=computes_on_cuda(settings.device))
+    insists = settings.device == "cuda"
+    cuda = computes_on_cuda(settings.device)
+    return Location(cuda=cuda, cuda_key="device" if insists else "")
 
 
 TRAINER = TrainerComponent(

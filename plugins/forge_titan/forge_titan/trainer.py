@@ -66,6 +66,7 @@ class TitanTrainer:
         self.folder = context.model.path
         self.dtype: torch.dtype = getattr(torch, context.model.dtype)
         self._loss: Loss | None = context.loss.build(context) if context.loss else None
+        self._with_entropy = context.loss is not None and "entropy" in context.loss.needs
         self._transport: Transport | None = (
             context.transport.build(context) if context.transport else None
         )
@@ -90,7 +91,6 @@ class TitanTrainer:
     ) -> StepResult:
         if self._loss is None:
             raise UsageError("loss.use: trainer titan was built without a loss and cannot train")
-        with_entropy = "entropy" in self._loss.needs
         step = LossStep(self._loss, self.ranks.device)
         rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
         sequences = self._checked(micro_batches)
@@ -106,7 +106,7 @@ class TitanTrainer:
 
         try:
             self.policy.run(
-                batches, read, train=True, temperature=temperature, with_entropy=with_entropy
+                batches, read, train=True, temperature=temperature, with_entropy=self._with_entropy
             )
             total, count, means = self._over_ranks(step)
             norm = self._update(total, count)

@@ -41,8 +41,6 @@ class Mishaps:
 
 
 class Mishap:
-    needs: frozenset[str] = frozenset()
-
     def __init__(self, loss: Any, rank: int, happen: Any) -> None:
         self._loss, self._rank, self._happen = loss, rank, happen
         self._calls = 0

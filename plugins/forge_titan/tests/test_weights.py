@@ -13,10 +13,7 @@ from transformers import AutoModelForCausalLM
 from forge_core import (
     BuildContext,
     DistributedSection,
-    LossComponent,
     ModelSection,
-    Selection,
-    Settings,
     TrainingSection,
     TrainSequence,
 )
@@ -41,12 +38,11 @@ def make_folder(name: str, folder: Path) -> Path:
 
 
 def make(folder: Path, **sections: Any) -> TitanTrainer:
-    nll = LossComponent(name="nll", settings=Settings, build=LOSSES["nll"], summary="for tests")
     context = BuildContext(
         model=ModelSection(path=folder, dtype=sections.pop("dtype", "float32")),
         training=sections.pop("training", TRAINING),
         distributed=DistributedSection(**sections),
-        loss=Selection(family="loss", component=nll, settings=Settings()),
+        loss=LOSSES["nll"],
     )
     trainer = TRAINER.build(TitanTrainerSettings(device="cpu"), context)
     assert isinstance(trainer, TitanTrainer)

@@ -89,7 +89,9 @@ def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> 
 
 def generator_location(settings: TorchGeneratorSettings) -> Location:
     """On the device that the settings say."""
-    return Location(cuda=computes_on_cuda(settings.device))
+    insists = settings.device == "cuda"
+    cuda = computes_on_cuda(settings.device)
+    return Location(cuda=cuda, cuda_key="device" if insists else "")
 
 
 def most_tokens(settings: TorchGeneratorSettings) -> TokenLimit:

@@ -12,14 +12,7 @@ from forge_torch.trainer_settings import TRAINER
 from forge_torch.transports.components import CUDA_IPC, MEMORY, SHM
 
 if TYPE_CHECKING:
-    from forge_core import RunConfig
-
-
-@hookimpl
-def forge_config_resolved(config: RunConfig) -> None:
-    from forge_core.runtimes.devices import check_device  # imports asyncio, which is slow
-
-    check_device(config, TRAINER, GENERATOR)
+    pass
 
 
 @hookimpl

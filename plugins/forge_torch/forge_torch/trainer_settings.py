@@ -139,7 +139,9 @@ def build_trainer(settings: TorchTrainerSettings, context: BuildContext) -> Torc
 
 def trainer_location(settings: TorchTrainerSettings) -> Location:
     """On the device that the settings say."""
-    return Location(cuda=computes_on_cuda(settings.device))
+    insists = settings.device == "cuda"
+    cuda = computes_on_cuda(settings.device)
+    return Location(cuda=cuda, cuda_key="device" if insists else "")
 
 
 TRAINER = TrainerComponent(

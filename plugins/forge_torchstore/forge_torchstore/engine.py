@@ -8,12 +8,7 @@ from typing import Any
 
 from forge_core import PluginError, UsageError
 from forge_monarch.engine import import_monarch
-from forge_torchstore.settings import TESTED
-
-INSTALL = (
-    f"pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore=={TESTED} "
-    "(its metadata pins an older torch and Monarch)"
-)
+from forge_torchstore.settings import INSTALL
 
 CALLS = {
     "initialize": {"strategy", "store_name", "mesh"},

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Settings, TransportComponent
+from forge_core import BuildContext, PluginError, Settings, TransportComponent
 
 if TYPE_CHECKING:
     from forge_torchstore.transport import TorchStoreTransport
 
 TESTED = "0.1.2"
 """Version of torchstore that this package was tested with."""
+
+INSTALL = (
+    f"pip install torchmonarch==0.7.0 pygtrie && pip install --no-deps torchstore=={TESTED} "
+    "(its metadata pins an older torch and Monarch)"
+)
 
 Storage = Literal["process", "colocated"]
 
@@ -41,10 +47,21 @@ def build_torchstore(settings: TorchStoreSettings, context: BuildContext) -> Tor
     )
 
 
+def check_installed(settings: TorchStoreSettings, context: BuildContext) -> None:
+    """Raises:
+    PluginError: TorchStore is not installed; names the command that fixes it.
+    """
+    if find_spec("torchstore") is None:
+        raise PluginError(f"transport 'torchstore': torchstore is not installed; {INSTALL}")
+
+
 TORCHSTORE = TransportComponent(
     name="torchstore",
     settings=TorchStoreSettings,
     build=build_torchstore,
+    check=check_installed,
     summary="TorchStore: sharded weights, between the processes of one host or several",
     reach="cluster",
+    fabric="monarch",
+    default=True,
 )

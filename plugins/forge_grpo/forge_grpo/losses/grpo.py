@@ -30,12 +30,6 @@ class Grpo:
 
     def __init__(self, settings: GrpoLossSettings) -> None:
         self.settings = settings
-        needs = {"advantages", "sampler_logprobs"}
-        if settings.kl_coef > 0:
-            needs.add("reference_logprobs")
-        if settings.entropy_coef > 0:
-            needs.add("entropy")
-        self.needs = frozenset(needs)
 
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None

@@ -21,8 +21,6 @@ class Gspo:
     A sequence's advantage is the mean over its tokens, which all carry the same one.
     """
 
-    needs = frozenset({"advantages", "sampler_logprobs"})
-
     def __init__(self, settings: GspoSettings) -> None:
         self.settings = settings
 

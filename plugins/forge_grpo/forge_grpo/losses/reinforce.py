@@ -12,8 +12,6 @@ from forge_grpo.losses.settings import ReinforceSettings
 class Reinforce:
     """Objective: A log pi(token). No correction for weights that have moved since sampling."""
 
-    needs = frozenset({"advantages"})
-
     def __init__(self, settings: ReinforceSettings) -> None:
         self.settings = settings
 

@@ -45,3 +45,13 @@ class GspoSettings(ClipSettings):
 
     clip_low: float = Field(3e-4, ge=0, lt=1, description="ratio is clipped below 1 - clip_low")
     clip_high: float = Field(4e-4, ge=0, description="ratio is clipped above 1 + clip_high")
+
+
+def grpo_needs(settings: GrpoLossSettings) -> set[str]:
+    """Reference logprobs and entropy only where their terms count."""
+    needs = {"advantages", "sampler_logprobs"}
+    if settings.kl_coef > 0:
+        needs.add("reference_logprobs")
+    if settings.entropy_coef > 0:
+        needs.add("entropy")
+    return needs

@@ -10,8 +10,6 @@ from forge_core import LossBatch, LossOutput
 class CrossEntropy:
     """Sum over tokens, counted in tokens: long responses weigh as much as their tokens."""
 
-    needs: frozenset[str] = frozenset()
-
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
     ) -> LossOutput:

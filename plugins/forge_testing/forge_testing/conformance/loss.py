@@ -1,11 +1,12 @@
-"""What every loss must do. Inherit it, and make the loss in the ``loss`` fixture.
+"""What every loss must do. Inherit it, and say which loss in the ``selection`` fixture.
 
 .. code-block:: python
 
     class TestMine(LossConformance):
         @pytest.fixture
-        def loss(self):
-            return Mine(MineSettings())
+        def selection(self):
+            (component,) = forge_losses()
+            return Selection(family="loss", component=component, settings=MineSettings())
 
 A loss never sees padding, prompts or masks, so that there is nothing to get wrong about them; what
 is left is that sums and counts add up, however a batch is split, ordered or filled.
@@ -13,14 +14,15 @@ is left is that sums and counts add up, however a batch is split, ordered or fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from forge_core import Loss, LossBatch, LossOutput
+from forge_core import Loss, LossBatch, LossOutput, Selection
 from forge_testing.conformance.suite import Suite
+from forge_testing.context import bare_context
 
 LENGTHS = (3, 5, 1, 4)
 """Trained tokens of the sequences that the tests are made of."""
@@ -33,6 +35,8 @@ class Rows:
     logprobs: Sequence[torch.Tensor]
     entropy: Sequence[torch.Tensor]
     fields: Mapping[str, Sequence[torch.Tensor]]
+    with_entropy: bool = False
+    """The loss is given the entropy."""
 
     def pick(self, indices: Sequence[int]) -> Rows:
         """The same for some of the sequences, in that order."""
@@ -40,20 +44,26 @@ class Rows:
             [self.logprobs[i] for i in indices],
             [self.entropy[i] for i in indices],
             {name: [rows[i] for i in indices] for name, rows in self.fields.items()},
+            self.with_entropy,
         )
 
 
 class LossConformance(Suite):
-    """Inherit with a ``loss`` fixture; override ``field`` for fields of your own."""
+    """Inherit with a ``selection`` fixture; override ``field`` for fields of your own."""
 
     not_differentiated: str = ""
     """Why the gradient is meant to differ from that of the value (a stop-gradient, say): the
     comparison with finite differences is left out, with this reason."""
 
     @pytest.fixture
-    def loss(self) -> Loss:
-        """The loss under test."""
-        raise NotImplementedError("override the loss fixture")
+    def selection(self) -> Selection[Loss]:
+        """The loss under test, with its settings."""
+        raise NotImplementedError("override the selection fixture")
+
+    @pytest.fixture
+    def loss(self, selection: Selection[Loss]) -> Loss:
+        """The loss, built."""
+        return selection.build(bare_context())
 
     def field(
         self, name: str, logprobs: torch.Tensor, generator: torch.Generator
@@ -69,12 +79,16 @@ class LossConformance(Suite):
         return torch.rand(logprobs.shape, generator=generator, dtype=torch.float64) + 0.5
 
     @pytest.fixture
-    def rows(self, loss: Loss) -> Rows:
+    def rows(self, selection: Selection[Loss]) -> Rows:
         """What the loss is called with."""
-        return self.make_rows(loss)
+        return self.make_rows(selection.needs)
 
-    def make_rows(self, loss: Loss) -> Rows:
-        """Random sequences of ``LENGTHS`` trained tokens, in float64."""
+    def make_rows(self, needs: Set[str]) -> Rows:
+        """Random sequences of ``LENGTHS`` trained tokens, in float64.
+
+        Args:
+            needs: of the loss.
+        """
         generator = torch.Generator().manual_seed(0)
 
         def negative(length: int) -> torch.Tensor:
@@ -88,13 +102,9 @@ class LossConformance(Suite):
                 .clone()
                 for row in logprobs
             ]
-            for name in sorted(loss.needs - {"entropy"})
+            for name in sorted(needs - {"entropy"})
         }
-        return Rows(logprobs, [-negative(length) for length in LENGTHS], fields)
-
-    def test_needs_is_a_frozenset_of_names(self, loss: Loss) -> None:
-        assert isinstance(loss.needs, frozenset)
-        assert all(isinstance(name, str) for name in loss.needs)
+        return Rows(logprobs, [-negative(length) for length in LENGTHS], fields, "entropy" in needs)
 
     def test_it_returns_a_sum_and_a_count(self, loss: Loss, rows: Rows) -> None:
         output, _, _ = _call(loss, rows)
@@ -169,7 +179,7 @@ class LossConformance(Suite):
         logprobs = torch.cat(list(rows.logprobs)).requires_grad_()
 
         def value(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-            given = entropy if "entropy" in loss.needs else None
+            given = entropy if rows.with_entropy else None
             return loss(logprobs, batch, given).sum + 0 * entropy.sum()
 
         assert torch.autograd.gradcheck(value, (logprobs, entropy))
@@ -183,7 +193,7 @@ class LossConformance(Suite):
         assert torch.equal(gradient, again)
         logprobs = torch.cat(list(rows.logprobs))
         before = logprobs.clone()
-        loss(logprobs, batch, torch.cat(list(rows.entropy)) if "entropy" in loss.needs else None)
+        loss(logprobs, batch, torch.cat(list(rows.entropy)) if rows.with_entropy else None)
         assert torch.equal(logprobs, before)
         for name, values in kept.items():
             assert torch.equal(batch.fields[name], values), f"the loss wrote into field {name}"
@@ -192,9 +202,9 @@ class LossConformance(Suite):
         used: set[str] = set()
         batch = _batch(rows)
         spied = LossBatch(batch.sequence, batch.num_sequences, _Spy(batch.fields, used))
-        entropy = torch.cat(list(rows.entropy)) if "entropy" in loss.needs else None
+        entropy = torch.cat(list(rows.entropy)) if rows.with_entropy else None
         output = loss(torch.cat(list(rows.logprobs)), spied, entropy)
-        assert used == loss.needs - {"entropy"}, "needs names other fields than the loss reads"
+        assert used == rows.fields.keys(), "needs names other fields than the loss reads"
         if entropy is not None:
             other = loss(torch.cat(list(rows.logprobs)), batch, entropy + 1)
             assert not torch.equal(output.sum, other.sum), "entropy is needed and not used"
@@ -245,9 +255,7 @@ def _call(
     """What the loss returns, and the gradients of its sum in logprobs and entropy. [N] each"""
     logprobs = _join(rows.logprobs, dtype).requires_grad_()
     entropy = _join(rows.entropy, dtype).requires_grad_()
-    output = loss(
-        logprobs, _batch(rows, untrained, dtype), entropy if "entropy" in loss.needs else None
-    )
+    output = loss(logprobs, _batch(rows, untrained, dtype), entropy if rows.with_entropy else None)
     if output.sum.requires_grad:
         torch.autograd.backward(output.sum)
     gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in (logprobs, entropy)]

@@ -44,7 +44,7 @@ from forge_core import (
 )
 from forge_core.tensors.checksum import checksum
 from forge_testing.conformance.suite import Suite
-from forge_testing.context import select
+from forge_testing.context import bare_context, select
 
 Weights = dict[str, torch.Tensor]
 MakeTrainer = Callable[..., Awaitable[Trainer]]
@@ -89,7 +89,7 @@ class TrainerConformance(Suite):
                 model=sections.get("model", ModelSection(path=model_folder)),
                 training=sections.get("training", TRAINING),
                 distributed=sections.get("distributed", DistributedSection()),
-                loss=select("loss", LOSSES[loss]),
+                loss=LOSSES[loss],
                 transport=select("transport", _build_kept),
             )
             trainer = selection.build(context)
@@ -105,7 +105,7 @@ class TrainerConformance(Suite):
         self, make: MakeTrainer, model_folder: Path, loss: str
     ) -> None:
         trainer = await make(loss)
-        plain = PlainLoop(model_folder, LOSSES[loss](None, None))
+        plain = PlainLoop(model_folder, LOSSES[loss].build(bare_context()))
         for step, rate in enumerate(RATES):
             sequences = make_sequences(model_folder, seed=step)
             result = await trainer.train_step([sequences[:3], sequences[3:]], temperature=0.7)
@@ -350,7 +350,7 @@ class TrainerConformance(Suite):
     ) -> None:
         trainer = await make("clipped")
         bare = [TrainSequence(s.tokens, s.loss_mask) for s in make_sequences(model_folder)]
-        with pytest.raises(ForgeError, match="advantages"):
+        with pytest.raises(ForgeError, match="sampler_logprobs"):
             await trainer.train_step([bare])
 
     async def test_bfloat16_computation_is_near(
@@ -462,8 +462,6 @@ class PlainLoop:
 class Nll:
     """Cross-entropy."""
 
-    needs: frozenset[str] = frozenset()
-
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
     ) -> LossOutput:
@@ -473,8 +471,6 @@ class Nll:
 
 class Clipped:
     """PPO's clipped objective with an entropy bonus: uses fields, ratios and entropy."""
-
-    needs = frozenset({"advantages", "sampler_logprobs", "entropy"})
 
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
@@ -490,8 +486,6 @@ class Clipped:
 class NotANumber(Nll):
     """NaN where the trap is set."""
 
-    needs = frozenset({"trap"})
-
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
     ) -> LossOutput:
@@ -502,8 +496,6 @@ class NotANumber(Nll):
 class Steep(Nll):
     """Finite, with an infinite gradient where the trap is set: the root of zero."""
 
-    needs = frozenset({"trap"})
-
     def __call__(
         self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
     ) -> LossOutput:
@@ -511,11 +503,15 @@ class Steep(Nll):
         return LossOutput(zeros.sqrt().sum() - logprobs.sum(), logprobs.numel())
 
 
-LOSSES: dict[str, Callable[[Any, Any], Loss]] = {
-    "nll": lambda settings, context: Nll(),
-    "clipped": lambda settings, context: Clipped(),
-    "nan": lambda settings, context: NotANumber(),
-    "steep": lambda settings, context: Steep(),
+LOSSES: dict[str, Selection[Loss]] = {
+    "nll": select("loss", lambda settings, context: Nll()),
+    "clipped": select(
+        "loss",
+        lambda settings, context: Clipped(),
+        needs={"advantages", "sampler_logprobs", "entropy"},
+    ),
+    "nan": select("loss", lambda settings, context: NotANumber(), needs={"trap"}),
+    "steep": select("loss", lambda settings, context: Steep(), needs={"trap"}),
 }
 
 

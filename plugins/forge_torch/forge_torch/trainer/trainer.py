@@ -63,6 +63,7 @@ class TorchTrainer:
         self.steps_done = 0
         self._mixed = context.distributed.precision == "bf16"
         self._loss: Loss | None = context.loss.build(context) if context.loss else None
+        self._with_entropy = context.loss is not None and "entropy" in context.loss.needs
         self._transport: Transport | None = (
             context.transport.build(context) if context.transport else None
         )
@@ -89,7 +90,6 @@ class TorchTrainer:
     ) -> StepResult:
         if self._loss is None:
             raise UsageError("loss.use: trainer torch was built without a loss and cannot train")
-        with_entropy = "entropy" in self._loss.needs
         step = LossStep(self._loss, self.device)
         tokens = trained_tokens = 0
         rate = learning_rate(self.training, self.steps_done)
@@ -98,7 +98,7 @@ class TorchTrainer:
                 batch = pack(sequences, self.device)
                 with self._precision():
                     logprobs, entropy = self.policy.score(
-                        batch, temperature=temperature, with_entropy=with_entropy
+                        batch, temperature=temperature, with_entropy=self._with_entropy
                     )
                 objective = step.add(logprobs, batch.loss_batch, entropy)
                 if objective.requires_grad:

@@ -35,10 +35,10 @@ from forge_core import (
 )
 from forge_core.models.folder import load_model
 from forge_core.models.weights import named_weights
-from forge_core.tensors.accumulate import fuses
-from forge_core.tensors.chunks import CPU_BYTES
-from forge_core.tensors.logprobs import chunk_bytes_on, token_logprobs
-from forge_core.tensors.variable_length import trouble
+from forge_tensors.accumulate import fuses
+from forge_tensors.chunks import CPU_BYTES
+from forge_tensors.logprobs import chunk_bytes_on, token_logprobs
+from forge_tensors.variable_length import trouble
 from forge_testing.context import bare_context
 
 REPEATS = 4
@@ -387,7 +387,7 @@ def _transport(name: str, channel: str) -> Any:
 
 def read(name: str, channel: str, device: str) -> None:
     """The other end of ``update``: fetch each version that is named on standard input."""
-    from forge_core.tensors.checksum import checksum
+    from forge_tensors.checksum import checksum
 
     bench = Bench(device, "", None, False)
 

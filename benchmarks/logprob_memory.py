@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from forge_core.tensors.logprobs import token_logprobs
+from forge_tensors.logprobs import token_logprobs
 
 LIMIT = 0.25
 WAYS = ("naive", "chunked")

@@ -33,7 +33,7 @@ GUARDS = (
     "forge_core.run.writer:Writer.__init__",
     "forge_core.run.writer:Writer.check",
     "forge_core.run.writer:Writer.release",
-    "forge_core.tensors.finite:first_not_finite",
+    "forge_tensors.finite:first_not_finite",
     "forge_core.models.manifest:seal",
     "forge_core.models.manifest:verify",
     "forge_core.run.checkpoint:CheckpointStore.verify",

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forge_core import Transport
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_torch.transports.memory import MemoryTransport
 from forge_torch.transports.shm import ShmTransport
 from forge_torchstore import engine

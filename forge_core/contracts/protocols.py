@@ -150,8 +150,7 @@ class Trainer(Protocol):
         """Put the current weights on the transport under Hugging Face names.
 
         Raises:
-            WeightsNotFinite: a weight is infinite or NaN (``forge_core.tensors.finite`` looks);
-                nothing is published.
+            WeightsNotFinite: a weight is infinite or NaN; nothing is published.
         """
         ...
 

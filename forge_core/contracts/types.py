@@ -495,7 +495,7 @@ class WeightManifest:
 
     Args:
         version: policy version.
-        checksum: of all tensors by Hugging Face name (``forge_core.tensors.checksum``).
+        checksum: of all tensors by Hugging Face name, the same at both ends of a transport.
         tensors: how many.
         bytes: in all.
     """

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core import Loss, LossBatch, LossOutput, Selection, TrainSequence
-from forge_core.tensors.batch import pack
 from forge_grpo.losses.grpo import Grpo
 from forge_grpo.losses.gspo import Gspo
 from forge_grpo.losses.primitives import kl_k3
 from forge_grpo.losses.reinforce import Reinforce
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
 from forge_grpo.plugin import forge_losses
+from forge_tensors.batch import pack
 from forge_testing.conformance.loss import LossConformance
 
 # The contract of losses.

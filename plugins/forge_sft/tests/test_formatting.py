@@ -9,8 +9,8 @@ import pytest
 from forge_core import DataError, Message, Task, TrainSequence
 from forge_core.models.characters import character_tokenizer
 from forge_core.models.prompts import encode_prompt
-from forge_core.tensors.batch import pack
 from forge_sft.formatting import to_sequence
+from forge_tensors.batch import pack
 from forge_testing.byte_tokenizer import byte_tokenizer
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from forge_core import Loss, Selection, TrainSequence
-from forge_core.tensors.batch import pack
 from forge_sft.losses.cross_entropy import CrossEntropy
 from forge_sft.plugin import forge_losses
+from forge_tensors.batch import pack
 from forge_testing.conformance.loss import LossConformance
 
 

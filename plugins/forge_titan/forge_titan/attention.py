@@ -2,7 +2,7 @@
 
 TorchTitan's FlexAttention has no backward pass on CPU, is recompiled for each length of a batch,
 and its variable-length attention computes in bfloat16 only. Forge's packed attention
-(``forge_core.tensors.attention``) takes its place: it never looks across sequences, and needs no
+(``forge_tensors.attention``) takes its place: it never looks across sequences, and needs no
 mask.
 """
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from forge_core.tensors.attention import Layout, packed_attention
+from forge_tensors.attention import Layout, packed_attention
 from forge_titan.titan import FlexAttention
 
 

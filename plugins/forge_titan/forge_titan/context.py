@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.attention.flex_attention import create_block_mask
 
-from forge_core.tensors.batch import PackedBatch
-from forge_core.tensors.compilation import missing_for_compilation
+from forge_tensors.batch import PackedBatch
+from forge_tensors.compilation import missing_for_compilation
 from forge_titan.ranks import Ranks
 from forge_titan.titan import prepare_context_parallel_input
 

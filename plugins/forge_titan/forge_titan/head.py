@@ -1,7 +1,7 @@
 """The language-model head that gives logprobs of chosen tokens instead of everybody's logits.
 
 It is a module of the model, so that FSDP gathers and frees its weight around the call as for any
-other, and computes in chunks (``forge_core.tensors.logprobs``).
+other, and computes in chunks (``forge_tensors.logprobs``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge_core.tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
+from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
 from forge_titan.titan import Linear
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from forge_core import BuildContext, Memory, ModelShape, Workload
-from forge_core.tensors.activations import head_activations, layer_activations
+from forge_tensors.activations import head_activations, layer_activations
 from forge_titan.degrees import STAGES_PER_RANK, Degrees, check_degrees
 
 if TYPE_CHECKING:

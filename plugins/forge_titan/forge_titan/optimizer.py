@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_core import TrainingSection
-from forge_core.tensors.schedule import learning_rate
+from forge_tensors.schedule import learning_rate
 from forge_titan.titan import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
 

@@ -15,8 +15,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor import DTensor
 
-from forge_core.tensors import attention
-from forge_core.tensors.batch import PackedBatch
+from forge_tensors import attention
+from forge_tensors.batch import PackedBatch
 from forge_titan.ranks import Ranks
 
 Score = Callable[[int, torch.Tensor], torch.Tensor]

@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from forge_core import DistributedSection, UsageError
-from forge_core.tensors import attention
-from forge_core.tensors.batch import PackedBatch
-from forge_core.tensors.compilation import missing_for_compilation
-from forge_core.tensors.rows import gather_rows
+from forge_tensors import attention
+from forge_tensors.batch import PackedBatch
+from forge_tensors.compilation import missing_for_compilation
+from forge_tensors.rows import gather_rows
 from forge_titan import cpu
 from forge_titan.context import held, put_together, split_batch
 from forge_titan.flavors import check_flavor

@@ -1,6 +1,6 @@
 """Logprobs and entropy of chosen tokens when the vocabulary lies over several ranks.
 
-The way of ``forge_core.tensors.logprobs``, with each rank computing the logits of its own rows of
+The way of ``forge_tensors.logprobs``, with each rank computing the logits of its own rows of
 the head only; what goes between ranks is three numbers a token. (Shoeybi et al., Megatron-LM,
 arXiv:1909.08053, section 3.)
 """
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from forge_core.tensors.accumulate import add_product
+from forge_tensors.accumulate import add_product
 
 
 def sharded_token_logprobs(

@@ -23,12 +23,12 @@ from forge_core import (
     WeightsNotFinite,
 )
 from forge_core.models.folder import copy_tokenizer
-from forge_core.tensors.batch import pack
-from forge_core.tensors.finite import first_not_finite
-from forge_core.tensors.float32 import set_float32
-from forge_core.tensors.loss_step import LossStep
-from forge_core.tensors.metric_sums import MetricSums
-from forge_core.tensors.schedule import learning_rate
+from forge_tensors.batch import pack
+from forge_tensors.finite import first_not_finite
+from forge_tensors.float32 import set_float32
+from forge_tensors.loss_step import LossStep
+from forge_tensors.metric_sums import MetricSums
+from forge_tensors.schedule import learning_rate
 from forge_titan.optimizer import make_optimizers, make_schedulers
 from forge_titan.policy import Policy, local
 from forge_titan.ranks import Ranks

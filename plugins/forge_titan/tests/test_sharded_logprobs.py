@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from forge_core.tensors.logprobs import LogitShape, token_logprobs
+from forge_tensors.logprobs import LogitShape, token_logprobs
 from forge_titan import sharded_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
 

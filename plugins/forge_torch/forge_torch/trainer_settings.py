@@ -18,7 +18,7 @@ from forge_core import (
 )
 from forge_core.models.precision import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
-from forge_core.tensors.activations import head_activations, layer_activations
+from forge_tensors.activations import head_activations, layer_activations
 
 if TYPE_CHECKING:
     from forge_torch.trainer.trainer import TorchTrainer

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from forge_core import DataError
 from forge_core.models.characters import character_tokenizer
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_torch.generator import llama_decoder
 from forge_torch.generator.cache import KVCache
 from forge_torch.generator.decoder import choose_decoder

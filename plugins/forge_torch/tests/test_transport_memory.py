@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forge_core import Selection, Transport
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_testing.conformance.transport import TransportConformance
 from forge_torch.transports import memory
 from forge_torch.transports.components import MEMORY, MemorySettings

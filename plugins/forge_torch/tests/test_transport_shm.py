@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from forge_core import ForgeError, RunFailed, Selection, Transport, UsageError
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_testing.conformance.transport import TransportConformance, expect, numbered
 from forge_torch.transports.components import SHM, ShmSettings
 from forge_torch.transports.shm import SPARE_SEGMENTS, ShmTransport

@@ -25,7 +25,7 @@ from monarch.actor import ActorError, get_or_spawn_controller, this_host, this_p
 from torch.distributed.tensor import DTensor
 
 from forge_core import RunFailed, WeightManifest
-from forge_core.tensors.checksum import RunningChecksum
+from forge_tensors.checksum import RunningChecksum
 from forge_torchstore.layouts import as_stored, shard_of, slice_of, whole, whole_slice, with_local
 from forge_torchstore.registry import Member, Registry
 from forge_torchstore.segments import Segment, forget_segments

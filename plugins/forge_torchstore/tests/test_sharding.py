@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor import distribute_tensor as distribute
 
 from forge_core import BuildContext
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
 from forge_torchstore.transport import TorchStoreTransport
 

@@ -22,7 +22,7 @@ from forge_core import (
     WeightMismatch,
 )
 from forge_core.models.folder import check_folder
-from forge_core.tensors.compilation import missing_for_compilation
+from forge_tensors.compilation import missing_for_compilation
 from forge_vllm import names
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.kernels import (

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 from forge_core import WeightMismatch
-from forge_core.tensors.checksum import combined, digest
+from forge_tensors.checksum import combined, digest
 
 TIED_HEAD = "lm_head.weight"
 """Need not come where the model's embeddings are tied to it."""

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import forge_vllm.weights
 from forge_core import WeightMismatch
-from forge_core.tensors.checksum import checksum, digest
+from forge_tensors.checksum import checksum, digest
 from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
 from forge_vllm.worker import packed_matrices, repack
 

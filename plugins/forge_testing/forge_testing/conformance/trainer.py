@@ -42,7 +42,7 @@ from forge_core import (
     WeightManifest,
     WeightsNotFinite,
 )
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context, select
 

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from forge_core import BuildContext, Selection, Transport
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 import torch
 
 from forge_core import WeightManifest, WeightMismatch
-from forge_core.tensors.checksum import checksum
+from forge_tensors.checksum import checksum
 from forge_torch.generator.decoder import Decoder
 
 

@@ -26,7 +26,7 @@ from typing import BinaryIO
 import torch
 
 from forge_core import WeightManifest
-from forge_core.tensors.checksum import RunningChecksum
+from forge_tensors.checksum import RunningChecksum
 from forge_torch.transports.device_buffers import CUDA_BUFFERS, Buffer, BufferPool
 from forge_torch.transports.shm import Entry, Index, ShmTransport
 from forge_torch.transports.shm_segment import try_lock

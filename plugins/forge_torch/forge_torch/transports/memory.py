@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from forge_core import WeightManifest
-from forge_core.tensors.checksum import RunningChecksum
+from forge_tensors.checksum import RunningChecksum
 from forge_torch.transports.narrowed import narrowed
 
 SPARE_COPIES = 2

@@ -28,7 +28,7 @@ from typing import BinaryIO
 import torch
 
 from forge_core import ForgeError, RunFailed, WeightManifest
-from forge_core.tensors.checksum import RunningChecksum
+from forge_tensors.checksum import RunningChecksum
 from forge_torch.transports.narrowed import narrowed
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from forge_core.tensors.logprobs import LogitShape, token_logprobs
+from forge_tensors.logprobs import LogitShape, token_logprobs
 
 SHAPES = [LogitShape(), LogitShape(temperature=0.7), LogitShape(0.5, 3.0, 0.7)]
 ROW = 4 * 37  # bytes of one token's logits at the vocabulary used here

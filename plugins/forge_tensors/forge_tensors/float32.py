@@ -6,8 +6,7 @@ import warnings
 
 import torch
 
-from forge_core.contracts.errors import UsageError
-from forge_core.contracts.sections import DistributedSection
+from forge_core import DistributedSection, UsageError
 
 
 def set_float32(distributed: DistributedSection, dtype: torch.dtype, device: torch.device) -> None:

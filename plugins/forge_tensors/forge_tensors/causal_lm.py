@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from forge_core.models.rope import length_boundaries
-from forge_core.tensors import attention
-from forge_core.tensors.batch import PackedBatch
-from forge_core.tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
-from forge_core.tensors.rows import gather_rows
+from forge_tensors import attention
+from forge_tensors.batch import PackedBatch
+from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
+from forge_tensors.rows import gather_rows
 
 _TRIAL_LENGTHS = (7, 4, 5)
 
@@ -210,8 +210,8 @@ class CausalLM:
 
     def _trial(self) -> PackedBatch:
         """A small batch of random tokens."""
-        from forge_core.contracts.types import TrainSequence
-        from forge_core.tensors.batch import pack
+        from forge_core import TrainSequence
+        from forge_tensors.batch import pack
 
         generator = torch.Generator().manual_seed(0)
         vocabulary = self.model.config.get_text_config().vocab_size

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from forge_core import Loss, LossBatch, LossOutput, RunFailed, UsageError
 from forge_core.contracts.blame import contained, described
-from forge_core.contracts.errors import RunFailed, UsageError
-from forge_core.contracts.loss import LossBatch, LossOutput
-from forge_core.contracts.protocols import Loss
-from forge_core.tensors.metric_sums import MetricSums, scalar
-from forge_core.tensors.mismatch import FIELD as SAMPLER_LOGPROBS
-from forge_core.tensors.mismatch import add_mismatch
+from forge_tensors.metric_sums import MetricSums, scalar
+from forge_tensors.mismatch import FIELD as SAMPLER_LOGPROBS
+from forge_tensors.mismatch import add_mismatch
 
 
 class LossStep:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from forge_core.tensors.grouped_attention import group_by_length, grouped_attention
+from forge_tensors.grouped_attention import group_by_length, grouped_attention
 
 _ACCEPTED = frozenset(inspect.signature(varlen_attn).parameters)
 

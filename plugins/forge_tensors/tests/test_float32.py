@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forge_core import DistributedSection, UsageError
-from forge_core.tensors.float32 import set_float32, slow_float32
+from forge_tensors.float32 import set_float32, slow_float32
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

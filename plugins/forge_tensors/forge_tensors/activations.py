@@ -7,8 +7,8 @@ Weights, gradients and optimizer state follow from a trainer's settings exactly.
 
 from __future__ import annotations
 
-from forge_core.contracts.memory import Checkpointing, ModelShape
-from forge_core.tensors.chunks import CPU_BYTES, CUDA_BYTES
+from forge_core import Checkpointing, ModelShape
+from forge_tensors.chunks import CPU_BYTES, CUDA_BYTES
 
 
 def layer_activations(shape: ModelShape, checkpointing: Checkpointing) -> int:
@@ -31,5 +31,5 @@ def layer_activations(shape: ModelShape, checkpointing: Checkpointing) -> int:
 
 def head_activations(shape: ModelShape, tokens: int, *, cuda: bool) -> int:
     """Bytes that the logprobs of these tokens hold at once: float32 logits, their log-softmax and
-    its gradient, of all tokens or of a chunk (``forge_core.tensors.chunks``)."""
+    its gradient, of all tokens or of a chunk (``forge_tensors.chunks``)."""
     return 3 * min(tokens * shape.vocab * 4, CUDA_BYTES if cuda else CPU_BYTES)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge_core.tensors.rows import gather_rows, spread_rows
+from forge_tensors.rows import gather_rows, spread_rows
 
 _SIMILAR = 0.7
 """A sequence shares a padded kernel call with longer ones of at most its length over this, so that

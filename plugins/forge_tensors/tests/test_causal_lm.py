@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from forge_core import TrainSequence
-from forge_core.tensors.batch import PackedBatch, pack
-from forge_core.tensors.causal_lm import CausalLM
+from forge_tensors.batch import PackedBatch, pack
+from forge_tensors.causal_lm import CausalLM
 
 COMMON = {
     "vocab_size": 50,

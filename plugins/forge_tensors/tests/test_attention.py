@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.tensors.attention import packed_attention, plan
-from forge_core.tensors.rows import gather_rows
+from forge_tensors.attention import packed_attention, plan
+from forge_tensors.rows import gather_rows
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 

@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from forge_core.tensors import variable_length
-from forge_core.tensors.attention import plan
-from forge_core.tensors.variable_length import arguments, takes, trouble, works_on
+from forge_tensors import variable_length
+from forge_tensors.attention import plan
+from forge_tensors.variable_length import arguments, takes, trouble, works_on
 
 # Parameters behind max_k, as torch releases have had them.
 OLDEST = {"is_causal", "return_aux"}

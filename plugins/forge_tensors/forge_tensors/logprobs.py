@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from forge_core.tensors.accumulate import add_product
-from forge_core.tensors.chunks import chunk_bytes
+from forge_tensors.accumulate import add_product
+from forge_tensors.chunks import chunk_bytes
 
 
 def chunk_bytes_on(device: torch.device) -> int:

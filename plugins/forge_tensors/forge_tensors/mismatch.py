@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core.tensors.metric_sums import MetricSums
+from forge_tensors.metric_sums import MetricSums
 
 FIELD = "sampler_logprobs"
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core import LossBatch, TrainSequence, UsageError
-from forge_core.tensors.batch import pack
+from forge_tensors.batch import pack
 
 
 @st.composite

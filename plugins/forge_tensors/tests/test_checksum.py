@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core.tensors import checksum as module
-from forge_core.tensors.checksum import checksum
+from forge_tensors import checksum as module
+from forge_tensors.checksum import checksum
 
 
 def _named() -> dict[str, torch.Tensor]:

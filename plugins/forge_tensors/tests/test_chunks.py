@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from forge_core.tensors.accumulate import add_product, fuses
-from forge_core.tensors.activations import head_activations
-from forge_core.tensors.chunks import chunk_bytes
-from forge_core.tensors.logprobs import chunk_bytes_on, token_logprobs
+from forge_tensors.accumulate import add_product, fuses
+from forge_tensors.activations import head_activations
+from forge_tensors.chunks import chunk_bytes
+from forge_tensors.logprobs import chunk_bytes_on, token_logprobs
 from forge_testing.shapes import LLAMA_31_8B
 
 MIB, GIB = 2**20, 2**30
@@ -59,8 +59,7 @@ def test_the_plan_counts_the_chunks_of_the_device() -> None:
 
 def test_the_size_of_a_chunk_is_known_without_torch() -> None:
     program = (
-        "import forge_core.tensors.activations, json, sys; "
-        "print(json.dumps('torch' in sys.modules))"
+        "import forge_tensors.activations, json, sys; print(json.dumps('torch' in sys.modules))"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from forge_core.contracts.errors import UsageError
-from forge_core.contracts.sections import TrainingSection
+from forge_core import TrainingSection, UsageError
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:

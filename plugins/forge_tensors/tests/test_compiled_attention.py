@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core.tensors import variable_length
-from forge_core.tensors.attention import Layout, packed_attention, plan
-from forge_core.tensors.grouped_attention import group_by_length, grouped_attention
+from forge_tensors import variable_length
+from forge_tensors.attention import Layout, packed_attention, plan
+from forge_tensors.grouped_attention import group_by_length, grouped_attention
 
 
 class Block(torch.nn.Module):

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from forge_core.tensors import variable_length
-from forge_core.tensors.grouped_attention import group_by_length, grouped_attention
+from forge_tensors import variable_length
+from forge_tensors.grouped_attention import group_by_length, grouped_attention
 
 PACKED = "forge_packed"
 

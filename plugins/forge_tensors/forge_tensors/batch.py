@@ -15,9 +15,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from forge_core.contracts.arrays import FloatArray
-from forge_core.contracts.loss import LossBatch
-from forge_core.contracts.types import TrainSequence
+from forge_core import FloatArray, LossBatch, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)

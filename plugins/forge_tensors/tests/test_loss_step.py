@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from forge_core import LossBatch, LossOutput, RunFailed, TrainingSection, UsageError
-from forge_core.tensors.loss_step import LossSums, run_loss
-from forge_core.tensors.metric_sums import MetricSums
-from forge_core.tensors.mismatch import add_mismatch
-from forge_core.tensors.schedule import learning_rate
+from forge_tensors.loss_step import LossSums, run_loss
+from forge_tensors.metric_sums import MetricSums
+from forge_tensors.mismatch import add_mismatch
+from forge_tensors.schedule import learning_rate
 
 
 class Returns:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from forge_core.contracts.blame import contained
 from forge_core.contracts.errors import DataError, EpisodeFailed, NoRoom, PromptRefused
@@ -22,12 +22,13 @@ from forge_core.contracts.types import (
     Group,
     Message,
     Prompt,
+    Response,
     Sampling,
     Task,
     Turn,
 )
-from forge_core.models.chat_template import Tools
 from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
+from forge_core.places import Places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,8 +50,12 @@ async def rollout_group(
 ) -> Group:
     """Sample the episodes of one task, of at most ``environment.max_turns`` completions each.
 
-    All begin with the same prompt: the generator is asked once for their first completions, and
-    computes the prompt once. From there each goes its own way.
+    Where all begin with the same prompt, the generator is asked once for their first completions,
+    and computes the prompt once. From there each goes its own way. A group that is larger than the
+    environment's ``concurrency`` is played in parts.
+
+    Returns:
+        the group; of an interaction with several agents, an episode for each of them.
 
     Raises:
         PromptRefused: the prompt cannot be tokenized or leaves no room in the window; names the
@@ -59,55 +64,8 @@ async def rollout_group(
             refuses the sampling or a token.
     """
     with _naming(task):
-        started = [_start(environment, task, seed) for _ in range(size)]
-        interactions = [each for each in started if not isinstance(each, EpisodeFailed)]
-        if not interactions:
-            return Group(task, [_unplayed(task, cause) for cause in started])
-        prompt = interactions[0].prompt
-        text = prompt_text(prompt, tokenizer, task.tools)
-        tokens = encode_prompt(prompt, tokenizer, task.tools)
-        completions = await generate(tokens, replace(sampling, n=size, seed=seed))
-        asked = [Message("user", prompt)] if isinstance(prompt, str) else prompt
-        episodes = [
-            Episode(task, [Turn("prompt", tokens)], text, messages=[*asked], group=str(seed))
-            for _ in range(size)
-        ]
-        await asyncio.gather(
-            *(
-                _play(
-                    episode,
-                    interaction,
-                    completion,
-                    environment=environment,
-                    generate=generate,
-                    tokenizer=tokenizer,
-                    sampling=sampling,
-                    seed=derive_seed(seed, "episode", index),
-                )
-                for index, (episode, interaction, completion) in enumerate(
-                    zip(episodes, started, completions, strict=True)
-                )
-                if not isinstance(interaction, EpisodeFailed)
-            )
-        )
-    for index, cause in enumerate(started):
-        if isinstance(cause, EpisodeFailed):
-            episodes[index] = _unplayed(task, cause)
-    return Group(task, episodes)
-
-
-def _start(environment: Environment, task: Task, seed: int) -> Interaction | EpisodeFailed:
-    try:
-        with _in_environment(environment, task, "start"):
-            return _checked(environment.start(task, seed))
-    except EpisodeFailed as failure:
-        return failure
-
-
-def _unplayed(task: Task, cause: object) -> Episode:
-    """An episode that could not be begun. Nothing was sampled, so that there is nothing to train
-    on, whatever such an episode's reward is."""
-    return Episode(task, [], left_out=True, environment_failure=str(cause))
+        rollout = _Rollout(task, environment, size, generate, tokenizer, sampling, seed)
+        return Group(task, await rollout.play())
 
 
 @contextmanager
@@ -120,63 +78,280 @@ def _naming(task: Task) -> Iterator[None]:
         raise kind(f"task {task.id!r}: {error}") from error
 
 
-async def _play(
-    episode: Episode,
-    interaction: Interaction,
-    completion: Completion,
-    *,
-    environment: Environment,
-    generate: Generate,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    seed: int,
-) -> None:
-    """Take an episode from its first completion to its end.
+@dataclass(frozen=True)
+class _Beginning:
+    """A prompt as the policy is given it, and what was sampled for it."""
 
-    It is truncated where a completion ran into its length (what would come after is not what the
-    policy wanted to say), where the turn limit cuts the environment off, and where the
-    conversation has filled the model's window.
-    """
-    conversation = interaction.prompt
-    max_turns = environment.max_turns
-    for turn in range(1, max_turns + 1):
+    prompt: Prompt
+    text: str
+    tokens: list[int]
+    completions: list[Completion]
+
+
+@dataclass
+class _Rollout:
+    """The arguments of ``rollout_group``, and what is known so far."""
+
+    task: Task
+    environment: Environment
+    size: int
+    generate: Generate
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    seed: int
+    shared: _Beginning | None = None
+    """What the episodes begin with that begin alike."""
+
+    async def play(self) -> list[Episode]:
+        """All episodes, in order."""
+        places: Places = getattr(self.environment, "places", None) or Places(self.size)
+        played: dict[int, list[Episode]] = {}
+        for first in range(0, self.size, places.most):
+            part = range(first, min(first + places.most, self.size))
+            await places.take(len(part))
+            await self._play_part(part, places, played)
+        return [episode for index in range(self.size) for episode in played[index]]
+
+    async def _play_part(
+        self, part: range, places: Places, played: dict[int, list[Episode]]
+    ) -> None:
+        """Play some of the episodes; whatever happens, their interactions are closed."""
+        interactions: dict[int, Interaction] = {}
+        left = len(part)
+
+        async def end(index: int) -> None:
+            nonlocal left
+            try:
+                await _close(interactions.pop(index, None))
+            finally:
+                left -= 1
+                places.give(1)
+
+        async def begin(index: int) -> None:
+            try:
+                interactions[index] = await self._start(index)
+            except EpisodeFailed as failure:
+                played[index] = [_unplayed(self.task, failure)]
+                await end(index)
+
+        async def go_on(index: int, first: tuple[_Beginning, Completion]) -> None:
+            try:
+                played[index] = await self._episode(index, interactions[index], *first)
+            finally:
+                await end(index)
+
+        try:
+            await _all(begin(index) for index in part)
+            beginnings = await self._beginnings(interactions)
+            await _all(go_on(index, first) for index, first in beginnings.items())
+        finally:
+            for index in list(interactions):
+                await end(index)
+            places.give(left)
+
+    async def _start(self, index: int) -> Interaction:
+        shared = getattr(self.environment, "shared_seed", True)
+        seed = self.seed if shared else derive_seed(self.seed, "start", index)
+        with _in_environment(self.environment, self.task, "start"):
+            starting = self.environment.start(self.task, seed)
+            if not inspect.isawaitable(starting):
+                raise TypeError("start must be a coroutine: write `async def`")
+            interaction: Interaction = await starting
+            if not hasattr(interaction, "prompt") or not callable(
+                getattr(interaction, "respond", None)
+            ):
+                raise TypeError(
+                    f"start returned a {type(interaction).__name__}; expected an object with "
+                    "prompt and respond"
+                )
+            return interaction
+
+    async def _beginnings(
+        self, interactions: dict[int, Interaction]
+    ) -> dict[int, tuple[_Beginning, Completion]]:
+        """Each interaction's prompt with its first completion.
+
+        What an episode is given depends on its index and its own prompt, not on whether others
+        could be started.
+        """
+        indexes = sorted(interactions)
+        prompts = {index: interactions[index].prompt for index in indexes}
+        if self.shared is None and indexes:
+            first = prompts[indexes[0]]
+            if all(prompt == first for prompt in prompts.values()):
+                self.shared = await self._begin(first, self.size, self.seed)
+
+        async def own(index: int) -> tuple[_Beginning, Completion]:
+            if self.shared is not None and prompts[index] == self.shared.prompt:
+                return self.shared, self.shared.completions[index]
+            seed = derive_seed(self.seed, "first", index)
+            beginning = await self._begin(prompts[index], 1, seed)
+            return beginning, beginning.completions[0]
+
+        found = await asyncio.gather(*map(own, indexes))
+        return dict(zip(indexes, found, strict=True))
+
+    async def _begin(self, prompt: Prompt, count: int, seed: int) -> _Beginning:
+        text = prompt_text(prompt, self.tokenizer, self.task.tools)
+        tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
+        completions = await self.generate(tokens, replace(self.sampling, n=count, seed=seed))
+        return _Beginning(prompt, text, tokens, completions)
+
+    def _side(self, agent: str, prompt: Prompt, text: str, tokens: list[int]) -> _Side:
+        asked = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+        episode = Episode(
+            self.task,
+            [Turn("prompt", tokens)],
+            text,
+            messages=[*asked],
+            group=str(self.seed),
+            agent=agent,
+        )
+        return _Side(episode, prompt)
+
+    async def _episode(
+        self, index: int, interaction: Interaction, beginning: _Beginning, completion: Completion
+    ) -> list[Episode]:
+        """Take an episode from its first completion to its end.
+
+        It is truncated where a completion ran into its length (what would come after is not what
+        the policy wanted to say), where the turn limit cuts the environment off, and where the
+        conversation has filled the model's window.
+        """
+        seed = derive_seed(self.seed, "episode", index)
+        agent = getattr(interaction, "agent", "")
+        side = self._side(agent, beginning.prompt, beginning.text, beginning.tokens)
+        sides = {agent: side}
+        try:
+            whole = await self._turns(interaction, sides, agent, completion, seed)
+        except EpisodeFailed as failure:
+            for side in sides.values():
+                side.episode.environment_failure = str(failure)
+                side.episode.left_out = failure.reward is None
+                side.episode.reward = failure.reward or 0.0
+        else:
+            for side in sides.values():
+                side.episode.truncated = not whole
+        return [side.episode for side in sides.values()]
+
+    async def _turns(
+        self,
+        interaction: Interaction,
+        sides: dict[str, _Side],
+        agent: str,
+        completion: Completion,
+        seed: int,
+    ) -> bool:
+        """Policy and environment in turn.
+
+        Returns:
+            whether the environment ended the episode.
+        """
+        for turn in range(1, self.environment.max_turns + 1):
+            side = sides[agent]
+            text = side.say(completion, self.tokenizer)
+            with _in_environment(self.environment, self.task, "respond"):
+                answering = interaction.respond(text, completion.finish_reason)
+                if not inspect.isawaitable(answering):
+                    raise TypeError("respond must be a coroutine: write `async def`")
+                response = Response.of(await answering)
+            side.reward(response.reward)
+            for name, reward in response.rewards.items():
+                if name in sides:
+                    sides[name].reward(reward, added=True)
+            for metric, value in response.metrics.items():
+                side.episode.metrics[f"environment/{metric}"] = value
+            heard, agent = agent, response.agent or agent
+            over = response.done or completion.finish_reason != "stop"
+            if over or turn == self.environment.max_turns:
+                if agent == heard:
+                    side.hear(response)
+                return response.done and completion.finish_reason == "stop"
+            try:
+                if agent in sides:
+                    reply = sides[agent].answer(response, self.tokenizer)
+                    tokens = [*sides[agent].episode.tokens.tolist(), *reply]
+                else:
+                    prompt = response.messages
+                    reply = []
+                    tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
+                    shown = prompt_text(prompt, self.tokenizer, self.task.tools)
+                    sides[agent] = self._side(agent, prompt, shown, tokens)
+                again = replace(self.sampling, n=1, seed=derive_seed(seed, "turn", turn))
+                (completion,) = await self.generate(tokens, again)
+            except NoRoom:
+                if not sides[agent].episode.completion_texts:
+                    del sides[agent]  # it has said nothing that could be trained on
+                return False
+            if reply:
+                sides[agent].episode.turns.append(Turn("observation", reply))
+        raise AssertionError("the last turn returns")
+
+
+@dataclass
+class _Side:
+    """One agent's episode, and the conversation as its chat template has to render it."""
+
+    episode: Episode
+    conversation: Prompt
+    last: Completion | None = field(default=None)
+
+    def say(self, completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Keep a completion; its text."""
         text = tokenizer.decode(completion.tokens, skip_special_tokens=True)
         assert isinstance(text, str)
-        episode.turns.append(Turn("completion", completion.tokens, completion))
-        episode.completion_texts.append(text)
-        episode.messages.append(Message("assistant", text))
-        if completion.finish_reason != "stop":
-            break
-        try:
-            with _in_environment(environment, episode.task, "respond"):
-                observation = await _observation(interaction, text)
-        except EpisodeFailed as failure:
-            episode.environment_failure = str(failure)
-            episode.left_out = failure.reward is None
-            episode.reward = failure.reward or 0.0
+        said = Message("assistant", text)
+        self.last = completion
+        self.episode.turns.append(Turn("completion", completion.tokens, completion))
+        self.episode.completion_texts.append(text)
+        self.episode.messages.append(said)
+        self.episode.turn_rewards.append(None)
+        if not isinstance(self.conversation, str):
+            self.conversation = (*self.conversation, said)
+        return text
+
+    def reward(self, reward: float | None, *, added: bool = False) -> None:
+        """The reward of the agent's last turn, or what is added to it."""
+        if reward is None:
             return
-        if observation is None:
+        rewards = self.episode.turn_rewards
+        rewards[-1] = reward + ((rewards[-1] or 0.0) if added else 0.0)
+
+    def hear(self, response: Response) -> None:
+        """Keep what the environment says, as text."""
+        if not response.messages:
             return
-        if turn == max_turns:
-            break
-        reply, conversation = _reply(
-            conversation,
-            text,
-            observation,
+        messages = response.as_messages
+        self.episode.messages.extend(messages)
+        self.episode.observation_texts.append("\n".join(each.content for each in messages))
+
+    def answer(self, response: Response, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Keep what the environment says; its token ids behind the agent's last completion."""
+        self.hear(response)
+        if isinstance(self.conversation, str):
+            if not isinstance(response.messages, str):
+                raise DataError(
+                    "the prompt is plain text, so the environment can only answer with text; "
+                    "begin with messages for a chat"
+                )
+            return encode_text(response.messages, tokenizer)
+        assert self.last is not None
+        said = response.as_messages
+        reply = encode_reply(
+            self.conversation,
+            said,
             tokenizer,
-            last_token=int(completion.tokens[-1]),
-            tools=episode.task.tools,
+            last_token=int(self.last.tokens[-1]),
+            tools=self.episode.task.tools,
         )
-        tokens = [*episode.tokens.tolist(), *reply]
-        again = replace(sampling, n=1, seed=derive_seed(seed, "turn", turn))
-        try:
-            (completion,) = await generate(tokens, again)
-        except NoRoom:
-            break
-        episode.turns.append(Turn("observation", reply))
-        episode.observation_texts.append(observation)
-        episode.messages.append(Message("user", observation))
-    episode.truncated = True
+        self.conversation = (*self.conversation, *said)
+        return reply
+
+
+def _unplayed(task: Task, cause: object) -> Episode:
+    """An episode that could not be begun. Nothing was sampled, so that there is nothing to train
+    on, whatever such an episode's reward is."""
+    return Episode(task, [], left_out=True, environment_failure=str(cause))
 
 
 @contextmanager
@@ -191,37 +366,19 @@ def _in_environment(environment: Environment, task: Task, method: str) -> Iterat
         raise
 
 
-def _checked(interaction: Interaction) -> Interaction:
-    if not hasattr(interaction, "prompt") or not callable(getattr(interaction, "respond", None)):
-        raise TypeError(
-            f"start returned a {type(interaction).__name__}; expected an object with prompt and "
-            "respond"
-        )
-    return interaction
+async def _close(interaction: Interaction | None) -> None:
+    """Let an interaction that holds something give it back."""
+    close = getattr(interaction, "close", None)
+    if close is not None:
+        await close()
 
 
-async def _observation(interaction: Interaction, completion: str) -> str | None:
-    answer = interaction.respond(completion)
-    if not inspect.isawaitable(answer):
-        raise TypeError("respond must be a coroutine: write `async def`")
-    observation = await answer
-    if observation is not None and not isinstance(observation, str):
-        raise TypeError(f"respond returned a {type(observation).__name__}; expected text or None")
-    return observation
-
-
-def _reply(
-    conversation: Prompt,
-    completion: str,
-    observation: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    last_token: int,
-    tools: Tools,
-) -> tuple[list[int], Prompt]:
-    """Token ids of an observation, and the conversation up to the next completion."""
-    if isinstance(conversation, str):
-        return encode_text(observation, tokenizer), conversation
-    conversation = (*conversation, Message("assistant", completion))
-    reply = encode_reply(conversation, observation, tokenizer, last_token=last_token, tools=tools)
-    return reply, (*conversation, Message("user", observation))
+async def _all(works: Iterable[Awaitable[Any]]) -> None:
+    """Wait for all; the first that fails ends the others and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

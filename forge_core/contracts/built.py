@@ -37,13 +37,16 @@ METHODS: Mapping[str, Sequence[str]] = {
 
 SYNC: Mapping[str, Sequence[str]] = {
     "recipe": ("plan",),
-    "environment": ("start",),
     "loss": ("__call__",),
     "tracker": METHODS["tracker"],
 }
 """Methods that are called without ``await``."""
 
-ASYNC: Mapping[str, Sequence[str]] = {"recipe": ("run",), "runtime": METHODS["runtime"]}
+ASYNC: Mapping[str, Sequence[str]] = {
+    "recipe": ("run",),
+    "environment": ("start",),
+    "runtime": METHODS["runtime"],
+}
 """Methods whose result is awaited."""
 
 

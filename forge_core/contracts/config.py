@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core.contracts.blame import blaming, title
 from forge_core.contracts.context import BuildContext, Placement
 from forge_core.contracts.errors import PluginError
+from forge_core.contracts.families import EnvironmentComponent
 from forge_core.contracts.seeding import derive_seed
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.services import RecipeService
@@ -222,7 +223,13 @@ class StageConfig:
 
     def evaluates(self) -> bool:
         """Whether the stage's policy is scored on held-out tasks."""
-        return self.eval_dataset is not None and bool(self.rewards)
+        return self.eval_dataset is not None and self.scores()
+
+    def scores(self) -> bool:
+        """Whether episodes get a reward, from ``rewards`` or from the environment itself."""
+        component = self.environment.component if self.environment is not None else None
+        given = isinstance(component, EnvironmentComponent) and component.gives_rewards
+        return bool(self.rewards) or given
 
     def samples(self) -> bool:
         """Whether the stage uses its generator, to train on what it samples or to evaluate."""

@@ -197,9 +197,11 @@ class EnvironmentComponent(Component[Environment]):
 
     Args:
         check_tasks: see ``CheckTasks``.
+        gives_rewards: its responses have rewards, so that a config needs no ``rewards``.
     """
 
     check_tasks: CheckTasks | None = None
+    gives_rewards: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,9 @@ from forge_core.contracts.types import (
     Completion,
     CompletionPart,
     Episode,
+    FinishReason,
     Prompt,
+    Response,
     RewardResult,
     RewardSample,
     Sampling,
@@ -229,22 +231,41 @@ AnyReward = Reward | BatchReward | GroupReward
 
 
 class Interaction(Protocol):
-    """One episode of an environment, from its prompt to its end."""
+    """One episode of an environment, from its prompt to its end.
+
+    One that holds something (a container, a connection) also has ``async close()``. It is called
+    once, at the episode's end, also after a failure and where the run is cancelled.
+
+    Where several agents take part, ``agent`` names the one that ``prompt`` is for; a ``Response``
+    hands the turn to another. All are the policy that is trained, each with a conversation and an
+    ``Episode`` of its own.
+    """
 
     prompt: Prompt
 
-    async def respond(self, completion: str) -> str | None:
-        """Answer a completion with an observation, or None when the episode is over."""
+    async def respond(self, completion: str, finish_reason: FinishReason) -> Response | str | None:
+        """Answer a completion: text is ``Response(text)``, None ``Response(done=True)``.
+
+        Args:
+            completion: its text, without special tokens.
+            finish_reason: how it ended. Unless it is ``stop`` the episode is over, whatever is
+                answered.
+        """
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """Turns tasks into interactions. ``max_turns`` bounds the completions of an episode."""
+    """Turns tasks into interactions. ``max_turns`` bounds the completions of an episode, those of
+    all agents together.
+
+    All episodes of a group are started with the same seed, unless the environment says
+    ``shared_seed = False``.
+    """
 
     max_turns: int
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         """Begin an episode; deterministic in (task, seed)."""
         ...
 

@@ -251,6 +251,9 @@ class SamplingSection(Settings):
     temperature: float = Field(1.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus probability; 1 turns it off")
     top_k: int = Field(0, ge=0, description="most probable tokens kept; 0 turns it off")
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="strings that end a completion, which keeps them"
+    )
 
 
 class EvaluationSection(Settings):
@@ -337,6 +340,12 @@ class EnvironmentKeys(Settings):
         "drop",
         description="what becomes of an episode that fails all the same: drop leaves it out of its "
         "group, a number is its reward, fail ends the run",
+    )
+    concurrency: int | None = Field(
+        None, ge=1, description="most interactions at once; more wait in order; null: no limit"
+    )
+    weight: float = Field(
+        1.0, description="factor of the environment's own reward in the weighted sum"
     )
 
 

@@ -8,8 +8,10 @@ masked and trained on. Text is for people and rewards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -82,7 +84,7 @@ class Sampling:
         top_k: that many most probable tokens; 0 turns it off.
         stop_token_ids: a completion ends with the first of these; it is kept as its last token.
         stop: a completion ends with the token that completes one of these strings in its text; it
-            is kept as its last token. Not every generator knows them.
+            is kept as its last token.
         n: completions for the prompt; they share the prompt's computation.
         seed: sample i of n draws from a stream derived from (seed, i), so that what it samples does
             not depend on what else is in the batch. None: not reproducible.
@@ -260,6 +262,8 @@ class Episode:
         messages: the conversation as it was: the prompt (plain text is one message of the user),
             completions and what the environment said between them.
         observation_texts: what the environment said, in turn.
+        agent: whose side it is, where several agents take part in an episode.
+        turn_rewards: what the environment gave for each completion; None where it gave nothing.
         group: the same for the episodes that were sampled together for one task; empty: those of
             one task are one group.
         metrics: numbers that rewards and the environment measured, by their names in the step's
@@ -279,6 +283,8 @@ class Episode:
     environment_failure: str = ""
     messages: list[Message] = field(default_factory=list)
     observation_texts: list[str] = field(default_factory=list)
+    agent: str = ""
+    turn_rewards: list[float | None] = field(default_factory=list)
     group: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -329,6 +335,12 @@ class Episode:
             start += len(turn.tokens)
 
     @property
+    def environment_reward(self) -> float | None:
+        """The sum of what the environment gave; None if it gave nothing."""
+        given = [reward for reward in self.turn_rewards if reward is not None]
+        return sum(given) if given else None
+
+    @property
     def all_failures(self) -> dict[str, str]:
         """What failed, with the cause: parts of the reward, and ``environment``."""
         failed = {"environment": self.environment_failure} if self.environment_failure else {}
@@ -361,6 +373,7 @@ class RewardSample:
         completion_length: tokens sampled in the whole episode.
         observations: what the environment said, in turn.
         messages: the whole conversation: prompt, completions, and what the environment said.
+        agent: whose side of the episode it is, where several agents take part.
     """
 
     task: Task
@@ -370,7 +383,78 @@ class RewardSample:
     finish_reason: FinishReason = "stop"
     completion_length: int = 0
     observations: tuple[str, ...] = ()
+    agent: str = ""
     messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an environment answers to a completion.
+
+    Args:
+        messages: what the policy is told before its next completion: text, or messages of a chat
+            (roles ``user``, ``tool``, ``system``). For an agent that has not spoken yet, it is the
+            prompt.
+        reward: for this turn; None: none. The sum over the turns is part ``environment`` of the
+            episode's reward.
+        metrics: finite numbers by name; ``environment/NAME`` in the step's metrics. What a later
+            turn says of a name takes the place of what an earlier one said.
+        done: the episode is over. What is said then is kept as text, and the policy never sees it.
+        agent: who speaks next, if somebody else does.
+        rewards: what is added to the last turns of other agents, by agent.
+    """
+
+    messages: str | tuple[Message, ...] = ""
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    done: bool = False
+    agent: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, answer: object) -> Response:
+        """What ``Interaction.respond`` returned: text, None, or a response.
+
+        Raises:
+            TypeError: it is none of these, or has a part of another type.
+            ValueError: a number is not finite, or a metric has a name that the kernel uses.
+        """
+        if answer is None:
+            return cls(done=True)
+        if isinstance(answer, str):
+            return cls(answer)
+        if not isinstance(answer, Response):
+            raise TypeError(
+                f"respond returned a {type(answer).__name__}; expected a Response, text or None"
+            )
+        messages = answer.messages
+        if not isinstance(messages, str) and not (
+            isinstance(messages, Sequence) and all(isinstance(each, Message) for each in messages)
+        ):
+            raise TypeError(
+                "respond returned a Response whose messages are neither text nor Messages"
+            )
+        numbers: dict[str, Any] = {f"metric {name!r}": n for name, n in answer.metrics.items()}
+        numbers |= {f"reward of {name!r}": n for name, n in answer.rewards.items()}
+        numbers |= {"reward": answer.reward} if answer.reward is not None else {}
+        for name, value in numbers.items():
+            where = f"respond returned a Response whose {name}"
+            if not isinstance(value, Real):
+                raise TypeError(f"{where} is {value!r}, not a number")
+            if not math.isfinite(value):
+                raise ValueError(f"{where} is {value}")
+        for name in answer.metrics:
+            if name in ("failed", "dropped", "retried"):
+                raise ValueError(
+                    f"respond returned metric {name!r}, which the kernel counts itself"
+                )
+        return answer
+
+    @property
+    def as_messages(self) -> tuple[Message, ...]:
+        """Text is a message of the user."""
+        text = self.messages
+        return (Message("user", text),) if isinstance(text, str) else tuple(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def encode_reply(
     conversation: Sequence[Message],
-    observation: str,
+    answers: Sequence[Message],
     tokenizer: PreTrainedTokenizerBase,
     *,
     last_token: int,
@@ -84,12 +84,12 @@ def encode_reply(
     """Token ids that an environment's answer adds behind a completion of a chat.
 
     It is what the template puts between an assistant's text and the next one: the end of the turn
-    (but for the stop token that the completion itself ended on), the answer as a user's message,
-    the next opening. It is found by rendering; the completion is never tokenized again.
+    (but for the stop token that the completion itself ended on), the answer's messages, the
+    next opening. It is found by rendering; the completion is never tokenized again.
 
     Args:
         conversation: everything so far; the completion is its last message.
-        observation: the answer.
+        answers: the answer's messages.
         tokenizer: of the model.
         last_token: of the completion.
         tools: of the conversation.
@@ -99,10 +99,9 @@ def encode_reply(
             that what the policy has seen cannot be continued by appending.
     """
     *earlier, completion = conversation
-    answer = Message("user", observation)
     seen = render(earlier, tokenizer, tools=tools)
-    whole = render([*conversation, answer], tokenizer, tools=tools)
-    marked = render([*earlier, Message("assistant", PLACEHOLDER), answer], tokenizer, tools=tools)
+    whole = render([*conversation, *answers], tokenizer, tools=tools)
+    marked = render([*earlier, Message("assistant", PLACEHOLDER), *answers], tokenizer, tools=tools)
     _, _, added = marked.rpartition(PLACEHOLDER)
     said = whole.removeprefix(seen).removesuffix(added)
     if seen + said + added != whole or said.strip() != completion.content.strip():
@@ -110,6 +109,8 @@ def encode_reply(
             "the model's chat template rewrites earlier turns; episodes of several turns need one "
             "that only appends"
         )
+    if any(message.role != "user" or message.extra for message in answers):
+        check_nothing_lost([*conversation, *answers], whole, tokenizer, tools=tools)
     stop = tokenizer.decode([last_token])
     assert isinstance(stop, str)
     if added.lstrip().startswith(stop):

@@ -44,7 +44,11 @@ FUNCTIONS = {"reward": 1, "loss": 3}
 """Families whose components are functions -> how many of their arguments the kernel gives."""
 
 
-SAYS = {"loss": ("needs",), "recipe": ("requires", "provides", "defaults")}
+SAYS = {
+    "loss": ("needs",),
+    "recipe": ("requires", "provides", "defaults"),
+    "environment": ("gives_rewards",),
+}
 """Family -> what a function or class may say of itself, as an attribute of the component's name."""
 
 

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from forge_core.contracts.config import RewardPart
 
 
+ENVIRONMENT = "environment"
+"""The part of the reward that the environment itself gives."""
+
+
 class RewardPool:
     """Scores episodes with all parts of the reward, on the workers of a service ``rewards``.
 
@@ -55,6 +59,7 @@ class RewardPool:
         runtime: where workers live; None: in this process, unless the placement says otherwise.
         placement: how many workers there are, and what they are given.
         log: bounded file that what rewards print is appended to; None: our stderr.
+        environment_weight: factor of what the environment itself gave, part ``environment``.
         confinement: environment and limits of reward processes; they also get the variables of the
             placement.
         on_event: called for ``reward_failed``, ``reward_retried``, and what happens to workers.
@@ -69,6 +74,7 @@ class RewardPool:
         runtime: Runtime | None = None,
         placement: Placement | None = None,
         log: Path | None = None,
+        environment_weight: float = 1.0,
         confinement: Confinement | None = None,
         on_event: EventSink | None = None,
         watchdog: Watchdog | None = None,
@@ -78,6 +84,7 @@ class RewardPool:
         self._runtime = runtime or LocalRuntime()
         self._placement = placement or Placement()
         self._log = log
+        self._environment_weight = environment_weight
         self._confinement = (confinement or Confinement()).placed(self._placement)
         self._on_event = on_event
         self._watchdog = watchdog
@@ -103,7 +110,11 @@ class RewardPool:
             RunFailed: a part failed on every episode, or could not be built; no worker is left.
             UsageError: a part cannot be sent to another process.
         """
-        if not episodes or not self._parts:
+        if not episodes:
+            return
+        if not self._parts:
+            for episode in episodes:
+                self._fill(episode, {})
             return
         started = time.perf_counter()
         call = _Call([_sample(episode) for episode in episodes], groups_of(episodes))
@@ -248,6 +259,10 @@ class RewardPool:
         episode.left_out = len(episode.rewards) < len(values)
         weighted = (self._parts[part].weight * r for part, r in episode.rewards.items())
         episode.reward = sum(weighted, start=0.0)
+        given = episode.environment_reward
+        if given is not None:
+            episode.rewards[ENVIRONMENT] = given
+            episode.reward += self._environment_weight * given
 
         for part, result in results.items():
             if isinstance(result, RewardResult):
@@ -356,10 +371,11 @@ class _Call:
 
 
 def groups_of(episodes: Sequence[Episode]) -> list[tuple[int, ...]]:
-    """Indexes of the episodes that were sampled together for one task."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """Indexes of the episodes that were sampled together for one task and one agent."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for index, episode in enumerate(episodes):
-        groups.setdefault((episode.task.id, episode.group), []).append(index)
+        key = (episode.task.id, episode.group, episode.agent)
+        groups.setdefault(key, []).append(index)
     return [tuple(group) for group in groups.values()]
 
 
@@ -374,4 +390,5 @@ def _sample(episode: Episode) -> RewardSample:
         completion_length=episode.completion_length,
         messages=tuple(episode.messages),
         observations=tuple(episode.observation_texts),
+        agent=episode.agent,
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from forge_core.contracts.blame import contained, described, title
 from forge_core.contracts.errors import EpisodeFailed, ForgeError, RunFailed
-from forge_core.contracts.types import Episode, Prompt, Task
-from forge_core.deadline import await_within, call_within
+from forge_core.contracts.types import Episode, FinishReason, Prompt, Response, Task
+from forge_core.deadline import await_within
+from forge_core.places import Places
 
 if TYPE_CHECKING:
     from forge_core.contracts.protocols import Environment, Interaction
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 HOPELESS = 32
 """Groups in a row of which every episode failed, after which the run fails."""
+
+CLOSE_LIMIT = 30.0
+"""Seconds that a close may take, if the section's deadline is not shorter."""
 
 Waiting = Callable[[str, str], AbstractContextManager[None]]
 """Registers a wait for something, with a detail, with the watchdog."""
@@ -51,6 +55,9 @@ class GuardedEnvironment:
     ) -> None:
         self.keys = keys
         self.max_turns = environment.max_turns
+        self.shared_seed: bool = getattr(environment, "shared_seed", True)
+        self.places = Places(keys.concurrency) if keys.concurrency is not None else None
+        """Of interactions; None: as many as there are."""
         self.retried = 0
         """Calls that were made again."""
         self._title = title(selection)
@@ -60,10 +67,10 @@ class GuardedEnvironment:
         self._failed_in_a_row: list[Episode] = []
         self._calls_in_a_row = 0
         self._answered = 0
-        """Answers since the last check. An episode may need none: its completion was cut off."""
+        """Answers since the last check."""
         self._worked = False
 
-    def start(self, task: Task, seed: int) -> GuardedInteraction:
+    async def start(self, task: Task, seed: int) -> GuardedInteraction:
         """Begin an episode.
 
         Raises:
@@ -72,7 +79,7 @@ class GuardedEnvironment:
         """
         for attempt in range(self.keys.retries + 1):
             try:
-                return GuardedInteraction(self, task, seed, self.begin(task, seed))
+                return GuardedInteraction(self, task, seed, await self.begin(task, seed))
             except ForgeError:
                 raise
             except Exception as error:
@@ -85,12 +92,14 @@ class GuardedEnvironment:
         retried, self.retried = self.retried, 0
         return retried
 
-    def begin(self, task: Task, seed: int) -> Interaction:
+    async def begin(self, task: Task, seed: int) -> Interaction:
         """One call of ``start``."""
+
+        def start() -> Awaitable[Interaction]:
+            return self._environment.start(task, seed)
+
         with self._waiting(f"{self._title} to start", f"task {task.id!r}"), contained():
-            interaction = call_within(
-                self.keys.deadline, lambda: self._environment.start(task, seed)
-            )
+            interaction = await await_within(self.keys.deadline, start)
         if not hasattr(interaction, "prompt") or not callable(
             getattr(interaction, "respond", None)
         ):
@@ -100,17 +109,20 @@ class GuardedEnvironment:
             )
         return interaction
 
-    async def ask(self, interaction: Interaction, said: str, where: str) -> str | None:
+    async def ask(
+        self, interaction: Interaction, said: str, finish_reason: FinishReason, where: str
+    ) -> Response:
         """One call of ``respond``.
 
         Args:
             interaction: the component's own.
             said: the completion.
+            finish_reason: how it ended.
             where: task and turn, for messages.
         """
 
-        def respond() -> Awaitable[str | None]:
-            answer = interaction.respond(said)
+        def respond() -> Awaitable[Response | str | None]:
+            answer = interaction.respond(said, finish_reason)
             if not inspect.isawaitable(answer):
                 raise RunFailed(
                     f"{self._title}: respond must be a coroutine: write `async def` ({where})"
@@ -119,13 +131,28 @@ class GuardedEnvironment:
 
         with self._waiting(f"{self._title} to respond", where), contained():
             answer = await await_within(self.keys.deadline, respond)
-        if answer is not None and not isinstance(answer, str):
-            raise RunFailed(
-                f"{self._title}: respond returned a {type(answer).__name__}; expected text or None "
-                f"({where})"
-            )
+        try:
+            response = Response.of(answer)
+        except (TypeError, ValueError) as error:
+            raise RunFailed(f"{self._title}: {error} ({where})") from None
         self._answered += 1
-        return answer
+        return response
+
+    async def close(self, interaction: Interaction, task: Task) -> None:
+        """Let an interaction that holds something give it back. What goes wrong is an event."""
+        close = getattr(interaction, "close", None)
+        if close is None:
+            return
+        try:
+            with self._waiting(f"{self._title} to close", f"task {task.id!r}"), contained():
+                await await_within(min(self.keys.deadline, CLOSE_LIMIT), close)
+        except Exception as error:
+            if self._on_event is not None:
+                self._on_event(
+                    "warning",
+                    f"{self._title}: close failed (task {task.id!r}): {described(error)}",
+                    {"task": task.id},
+                )
 
     def failure(self, task: Task, method: str, error: Exception, turn: int = 0) -> ForgeError:
         """What an episode ends with that failed for good."""
@@ -195,47 +222,57 @@ class GuardedInteraction:
         self, environment: GuardedEnvironment, task: Task, seed: int, interaction: Interaction
     ) -> None:
         self.prompt: Prompt = interaction.prompt
+        self.agent: str = getattr(interaction, "agent", "")
         self._environment = environment
         self._task = task
         self._seed = seed
         self._interaction = interaction
-        self._said: list[tuple[str, str | None]] = []
+        self._closed = False
+        self._said: list[tuple[str, FinishReason, Response]] = []
 
-    async def respond(self, completion: str) -> str | None:
+    async def respond(self, completion: str, finish_reason: FinishReason) -> Response:
         """The environment's answer.
 
         Raises:
             EpisodeFailed: there is none, after all retries.
-            RunFailed: likewise, where the config says so; or it is neither text nor None.
+            RunFailed: likewise, where the config says so; or it is no answer.
         """
         environment, turn = self._environment, len(self._said) + 1
         where = f"task {self._task.id!r}, turn {turn}"
         for attempt in range(environment.keys.retries + 1):
             try:
                 if attempt:
-                    self._interaction = await self._played_again()
-                answer = await environment.ask(self._interaction, completion, where)
+                    await self.close()
+                    await self._play_again()
+                answer = await environment.ask(self._interaction, completion, finish_reason, where)
             except ForgeError:
                 raise
             except Exception as error:
                 environment.retried += attempt < environment.keys.retries
                 failure = error
             else:
-                self._said.append((completion, answer))
+                self._said.append((completion, finish_reason, answer))
                 return answer
         raise environment.failure(self._task, "respond", failure, turn)
 
-    async def _played_again(self) -> Interaction:
-        """A new interaction at the place where this one failed, in an unknown state."""
-        interaction = self._environment.begin(self._task, self._seed)
-        for turn, (said, heard) in enumerate(self._said, start=1):
+    async def close(self) -> None:
+        """Close the environment's own interaction. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            await self._environment.close(self._interaction, self._task)
+
+    async def _play_again(self) -> None:
+        """Bring a new interaction to the place where this one failed, in an unknown state."""
+        self._interaction = await self._environment.begin(self._task, self._seed)
+        self._closed = False
+        for turn, (said, finish_reason, heard) in enumerate(self._said, start=1):
             where = f"task {self._task.id!r}, turn {turn}, played again"
-            if await self._environment.ask(interaction, said, where) != heard:
+            answer = await self._environment.ask(self._interaction, said, finish_reason, where)
+            if answer != heard:
                 raise ValueError(
                     f"turn {turn} was answered differently when it was played again, so that the "
                     "episode cannot go on"
                 )
-        return interaction
 
 
 def _listed(causes: Counter[str]) -> str:

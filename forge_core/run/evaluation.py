@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from forge_core.contracts.errors import DataError, PromptRefused, RunFailed
 from forge_core.contracts.records import Evaluation
 from forge_core.contracts.seeding import derive_seed
+from forge_core.rewards.pool import ENVIRONMENT
 from forge_core.rollout import rollout_group
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ async def evaluate(
     if not played:
         raise RunFailed(episodes[0].environment_failure)
     episodes = played
+    given = [part for part in (ENVIRONMENT,) if any(part in each.rewards for each in episodes)]
     parts = {
         part: sum(episode.rewards.get(part, 0.0) for episode in episodes) / len(episodes)
-        for part in stage.config.rewards
+        for part in (*stage.config.rewards, *given)
     }
     return Evaluation(
         step=step,

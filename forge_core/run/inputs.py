@@ -117,6 +117,7 @@ class Inputs:
             temperature=section.temperature,
             top_p=section.top_p,
             top_k=section.top_k,
+            stop=section.stop,
             stop_token_ids=stop_token_ids(self._model, self.tokenizer),
         )
         return replace(base, **changes)

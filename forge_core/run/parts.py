@@ -328,6 +328,7 @@ class Parts:
                 runtime=self._session.runtime if placed else None,
                 placement=self._config.reward_placement,
                 log=self._session.folder.rewards_log,
+                environment_weight=self._config.environment_keys.weight,
                 confinement=Confinement.of(self._config.reward_workers),
                 on_event=self._session.events.event,
                 watchdog=self._session.watchdog,

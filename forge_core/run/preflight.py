@@ -133,8 +133,14 @@ def check_requirements(stage: StageConfig) -> None:
         PluginError: the recipe requires what is not a section.
     """
     check_sections(stage.recipe, stage.sections)
+    if "environment" in stage.rewards:
+        raise UsageError(
+            "rewards.environment: what the environment itself gives has this name; choose another"
+        )
     for section in sorted(stage.recipe.requires):
         added = stage.sections.get(section)
+        if section == "rewards" and stage.scores():
+            continue
         if not (getattr(stage, section) if added is None else added.selection):
             raise UsageError(
                 f"{section}: recipe {stage.recipe.name!r} (stage {stage.name!r}) needs this section"

@@ -105,7 +105,7 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
     requires = stage.recipe.requires
     sampled, scored = "generator" in requires, stage.evaluates()
     who = f"recipe {stage.recipe.name!r} (stage {stage.name!r})"
-    if stage.eval_dataset is not None and not stage.rewards:
+    if stage.eval_dataset is not None and not stage.scores():
         reason = (
             f"stage {stage.name!r} has no rewards to score held-out answers with, so that nothing "
             "would ever be evaluated; add rewards, or take these keys out"

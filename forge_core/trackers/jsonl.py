@@ -143,6 +143,8 @@ def _described(episode: Episode) -> dict[str, Any]:
         "reward": episode.reward,
         "rewards": episode.rewards,
         "metrics": episode.metrics,
+        "turn_rewards": episode.turn_rewards,
+        "agent": episode.agent,
         "advantage": episode.advantage,
         "truncated": episode.truncated,
         "failures": episode.all_failures,

@@ -124,6 +124,14 @@ def wrapped(inner: Any, plan: Plan, methods: tuple[str, ...]) -> Any:
     def method(name: str) -> Callable[..., Any]:
         original = getattr(inner, name)
 
+        async def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = await original(*args, **kwargs)
+            if calls.due("start"):
+                return misbehave(plan.how, result)
+            if plan.method == "respond":
+                return wrapped(result, plan, ("respond",)) if calls.due("respond") else result
+            return result
+
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not calls.due(name):
                 result = original(*args, **kwargs)
@@ -136,11 +144,9 @@ def wrapped(inner: Any, plan: Plan, methods: tuple[str, ...]) -> Any:
             else:
                 answer = misbehave(plan.how, INHERIT)
                 result = original(*args, **kwargs) if answer is INHERIT else answer
-            if name == "start" and plan.method == "respond" and hasattr(result, "respond"):
-                return wrapped(result, plan, ("respond",)) if calls.due("respond") else result
             return result
 
-        return call
+        return start if name == "start" and inspect.iscoroutinefunction(original) else call
 
     own = {name: method(name) for name in methods if hasattr(inner, name)}
     own["__getattr__"] = lambda self, name: getattr(inner, name)

@@ -366,8 +366,8 @@ def test_variables_that_are_mistakes(read: Read) -> None:
         "FORGE_TRAINING__STEPS: training.steps: not valid YAML: while parsing a flow node, "
         "expected the node content, but found '<stream end>'; put text that is not YAML in quotes",
         "FORGE_X__Y: x: unknown section (allowed: checkpointing, dataset, distributed, "
-        "environment, eval_dataset, evaluation, extends, generator, loss, model, name, recipe, "
-        "reference, replay_buffer, reward_workers, rewards, runtime, sampling, stages, "
+        "environment, eval_dataset, evaluation, extends, generator, loss, model, models, name, "
+        "recipe, reference, replay_buffer, reward_workers, rewards, runtime, sampling, stages, "
         "trackers, trainer, training, transport)",
         "FORGE_TRAINING__BATCHSIZE: training.batchsize: unknown key; did you mean "
         "training.batch_size? (allowed: batch_size, betas, gradient_accumulation_steps, "

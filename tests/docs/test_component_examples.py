@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import BuildContext, EnvironmentComponent, Selection, Settings, Task
+from forge_core import BuildContext, EnvironmentComponent, Response, Selection, Settings, Task
 from forge_testing.conformance.environment import EnvironmentConformance
 from forge_testing.conformance.loss import LossConformance
 from forge_testing.conformance.tracker import TrackerConformance
@@ -66,12 +66,12 @@ class TestCsv(TrackerConformance):
 
 
 async def test_the_environment_says_what_the_page_says() -> None:
-    interaction = example("environments.md")["Guess"]().start(Task("guess", "", answer="5"), 0)
-    assert [await interaction.respond(guess) for guess in ("3", "7", "5")] == [
-        "Higher.",
-        "Lower.",
-        None,
-    ]
+    page = example("environments.md")
+    interaction = await page["Guess"]().start(Task("guess", "", answer="5"), 0)
+    answers = [await interaction.respond(guess, "stop") for guess in ("3", "7", "5")]
+    assert answers == ["Higher.", "Lower.", Response(reward=1.0, metrics={"guesses": 3}, done=True)]
+    cut = await interaction.respond("1234", "length")
+    assert (cut.reward, cut.done) == (-0.5, True)
 
 
 @pytest.mark.parametrize("page", ["losses.md", "datasets.md", "environments.md", "rewards.md"])

@@ -232,7 +232,9 @@ def conversation(completion: str) -> tuple[Message, ...]:
 def reply(completion: str, tokenizer: PreTrainedTokenizerBase, *, stop: str = "<|im_end|>") -> str:
     """What is appended behind a completion, as text."""
     (last_token,) = encode_text(stop, tokenizer)
-    tokens = encode_reply(conversation(completion), "Sure?", tokenizer, last_token=last_token)
+    tokens = encode_reply(
+        conversation(completion), [Message("user", "Sure?")], tokenizer, last_token=last_token
+    )
     return decode(tokens, tokenizer)
 
 
@@ -257,7 +259,7 @@ def test_prompt_completion_and_reply_are_the_template_of_the_whole(completion: s
     sampled = [*encode_text(completion, tokenizer), tokenizer.eos_token_id]
     spoken = conversation(completion)
     whole = encode_prompt((*spoken, Message("user", "Sure?")), tokenizer)
-    appended = encode_reply(spoken, "Sure?", tokenizer, last_token=sampled[-1])
+    appended = encode_reply(spoken, [Message("user", "Sure?")], tokenizer, last_token=sampled[-1])
     assert encode_prompt(CHAT, tokenizer) + sampled + appended == whole
 
 
@@ -272,7 +274,7 @@ def test_space_before_the_end_of_a_turn_is_no_reason_to_end_it_twice() -> None:
     tokenizer = byte_tokenizer(chat_template=SPACED, eos="</s>")
     spoken = (Message("user", "1+1?"), Message("assistant", "2"))
     (stop,) = encode_text("</s>", tokenizer)
-    tokens = encode_reply(spoken, "Sure?", tokenizer, last_token=stop)
+    tokens = encode_reply(spoken, [Message("user", "Sure?")], tokenizer, last_token=stop)
     assert decode(tokens, tokenizer) == "[INST] Sure? [/INST]"
 
 

@@ -50,7 +50,7 @@ FILE = '''
         high: int
         max_turns: int = 3
 
-        def start(self, task, seed):
+        async def start(self, task, seed):
             return None
 
 

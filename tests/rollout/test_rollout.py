@@ -42,7 +42,7 @@ class Guessing:
         self.seeds: list[int] = []
         self.heard: list[str] = []
 
-    def start(self, task: Task, seed: int) -> Guesses:
+    async def start(self, task: Task, seed: int) -> Guesses:
         self.seeds.append(seed)
         return Guesses(self)
 
@@ -53,7 +53,7 @@ class Guesses:
         self.prompt = environment.prompt
         self.turns = 0
 
-    async def respond(self, completion: str) -> str | None:
+    async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
         self.environment.heard.append(completion)
         self.turns += 1
         return None if completion == self.environment.ends else f"wrong, try {self.turns}"
@@ -241,7 +241,7 @@ async def test_a_cut_completion_ends_the_episode() -> None:
     generate, _ = says(tokenizer, "1", "22", finish="length")
     (episode,) = (await play(environment, generate, tokenizer)).episodes
     assert kinds(episode) == ["prompt", "completion", "observation", "completion"]
-    assert environment.heard == ["1"]
+    assert environment.heard == ["1", "22"]  # the last word is heard, and changes nothing
     assert episode.truncated
 
 

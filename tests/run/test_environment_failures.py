@@ -46,7 +46,7 @@ class Talk:
         self.prompt = prompt
         self.heard: list[list[str]] = []
 
-    def start(self, task: Task, seed: int) -> Any:
+    async def start(self, task: Task, seed: int) -> Any:
         environment, number = self, len(self.heard)
         heard: list[str] = []
         self.heard.append(heard)
@@ -55,7 +55,7 @@ class Talk:
         class Interaction:
             prompt = environment.prompt or task.prompt
 
-            async def respond(self, completion: str) -> str | None:
+            async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
                 heard.append(completion)
                 result = environment.fails(task.id, number, len(heard))
                 if asyncio.iscoroutine(result):

@@ -187,13 +187,13 @@ class Environment:
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def start(self, task: Any, seed: int) -> Any:
+    async def start(self, task: Any, seed: int) -> Any:
         kind = self._kind
 
         class Interaction:
             prompt = task.prompt
 
-            async def respond(self, completion: str) -> str:
+            async def respond(self, completion: str, finish_reason: str = "stop") -> str:
                 raise ESCAPES[kind]()
 
         return Interaction()

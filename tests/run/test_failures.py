@@ -37,10 +37,10 @@ class Environment:
 
     max_turns = 2
 
-    def __init__(self, respond: Callable[[str], Any] | None) -> None:
+    def __init__(self, respond: Callable[[str, str], Any] | None) -> None:
         self._respond = respond
 
-    def start(self, task: Any, seed: int) -> Any:
+    async def start(self, task: Any, seed: int) -> Any:
         class Interaction:
             prompt = task.prompt
 
@@ -65,11 +65,11 @@ def fails(tmp_path: Path) -> Callable[..., tuple[ForgeError, list[Path]]]:
     return run
 
 
-def _raises(completion: str) -> None:
+def _raises(completion: str, finish_reason: str) -> None:
     raise OSError("no sandbox")
 
 
-async def _number(completion: str) -> int:
+async def _number(completion: str, finish_reason: str) -> int:
     return 3
 
 
@@ -78,8 +78,8 @@ async def _number(completion: str) -> int:
     [
         (_raises, "none was answered: environment 'mine' (plugin Acme): respond failed (task '"),
         (_raises, ", turn 1): OSError: no sandbox"),
-        (lambda completion: None, "respond must be a coroutine: write `async def` (task '"),
-        (_number, "respond returned a int; expected text or None (task '"),
+        (lambda *_: None, "respond must be a coroutine: write `async def` (task '"),
+        (_number, "respond returned a int; expected a Response, text or None (task '"),
         (None, "start returned a Interaction; expected an object with prompt and respond (task '"),
     ],
 )

@@ -51,13 +51,13 @@ class Hanging:
         self.hang = hang
         self.answers = 0
 
-    def start(self, task: Task, seed: int) -> Any:
+    async def start(self, task: Task, seed: int) -> Any:
         environment = self
 
         class Interaction:
             prompt = task.prompt
 
-            async def respond(self, completion: str) -> None:
+            async def respond(self, completion: str, finish_reason: str = "stop") -> None:
                 environment.answers += 1
                 if environment.hang is not None and environment.answers > 8:
                     os.kill(os.getpid(), signal.SIGINT)

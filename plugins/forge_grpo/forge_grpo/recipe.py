@@ -120,8 +120,8 @@ class GrpoRecipe:
     def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
         """Set the advantage of every episode that was judged; the episodes to train on."""
         kept: list[Episode] = []
-        for group in groups:
-            judged = [episode for episode in group.episodes if not episode.left_out]
+        for group in _sides(groups):
+            judged = [episode for episode in group if not episode.left_out]
             advantages = group_advantages(
                 [episode.reward for episode in judged], scale=self.settings.advantage_scale
             )
@@ -176,6 +176,15 @@ class GrpoRecipe:
             "is left out by rounding; widen loss.clip_low and loss.clip_high, or compute both in "
             "float32",
         )
+
+
+def _sides(groups: Sequence[Group]) -> list[list[Episode]]:
+    """The episodes that are compared: of one group, and of one agent where there are several."""
+    sides: dict[tuple[int, str], list[Episode]] = {}
+    for index, group in enumerate(groups):
+        for episode in group.episodes:
+            sides.setdefault((index, episode.agent), []).append(episode)
+    return list(sides.values())
 
 
 def train_sequence(episode: Episode) -> TrainSequence:

@@ -268,7 +268,7 @@ class Breaking:
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
 
-    def start(self, task: Task, seed: int) -> Any:
+    async def start(self, task: Task, seed: int) -> Any:
         return BreakingInteraction(task, self.faults)
 
 
@@ -278,7 +278,7 @@ class BreakingInteraction:
         self.breaks = task.id == faults.task
         self.faults = faults
 
-    async def respond(self, completion: str) -> None:
+    async def respond(self, completion: str, finish_reason: str = "stop") -> None:
         if self.breaks:
             await self.faults.training.wait()
             raise OSError("the tool is gone")

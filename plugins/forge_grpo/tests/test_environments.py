@@ -25,18 +25,19 @@ class TestSingleTurn(EnvironmentConformance):
 CHAT = (Message("user", "1+1?"),)
 
 
-def test_without_system_prompt_the_task_s_own_prompt_is_used() -> None:
+async def test_without_system_prompt_the_task_s_own_prompt_is_used() -> None:
     environment = SingleTurn(SingleTurnSettings())
-    assert environment.start(Task("a", "1+1="), 0).prompt == "1+1="
-    assert environment.start(Task("a", CHAT), 0).prompt == CHAT
+    assert (await environment.start(Task("a", "1+1="), 0)).prompt == "1+1="
+    assert (await environment.start(Task("a", CHAT), 0)).prompt == CHAT
 
 
 @pytest.mark.parametrize("prompt", ["1+1?", CHAT])
-def test_a_system_prompt_stands_first(prompt: str | tuple[Message, ...]) -> None:
+async def test_a_system_prompt_stands_first(prompt: str | tuple[Message, ...]) -> None:
     environment = SingleTurn(SingleTurnSettings(system_prompt="Be brief."))
     expected = (Message("system", "Be brief."), Message("user", "1+1?"))
-    assert environment.start(Task("a", prompt), 0).prompt == expected
+    assert (await environment.start(Task("a", prompt), 0)).prompt == expected
 
 
 async def test_it_is_over_after_one_completion() -> None:
-    assert await SingleTurn(SingleTurnSettings()).start(Task("a", "1+1="), 0).respond("2") is None
+    interaction = await SingleTurn(SingleTurnSettings()).start(Task("a", "1+1="), 0)
+    assert await interaction.respond("2", "stop") is None

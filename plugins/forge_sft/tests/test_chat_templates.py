@@ -194,7 +194,7 @@ def test_a_further_turn_of_an_episode_is_the_templates_rendering_or_is_refused(n
             spoken = (*chat, Message("assistant", said))
             try:
                 prompt = encode_prompt(chat, tokenizer)
-                reply = encode_reply(spoken, "Sure?", tokenizer, last_token=stop)
+                reply = encode_reply(spoken, [Message("user", "Sure?")], tokenizer, last_token=stop)
             except DataError:
                 continue
             tokens = [*prompt, *encode_text(said, tokenizer), stop, *reply]

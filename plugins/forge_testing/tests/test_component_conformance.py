@@ -150,7 +150,7 @@ class Interaction:
         self.environment, self.prompt, self.number = environment, prompt, number
         self.steps = 0
 
-    async def respond(self, completion: str) -> str | None:
+    async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
         self.steps += 1
         if completion == "stop":
             return None
@@ -162,7 +162,7 @@ class Walk:
 
     max_turns = 12
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         return Interaction(self, (Message("user", f"Walk {seed}."),), seed % 7)
 
 
@@ -177,7 +177,7 @@ class TestWalk(EnvironmentConformance):
 class Unseeded(Walk):
     numbers = itertools.count()
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         return Interaction(self, "Walk.", next(self.numbers))
 
 
@@ -187,11 +187,11 @@ class Shared(Walk):
     def __init__(self) -> None:
         self.one: dict[tuple[str, int], list[str]] = {}
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         said = self.one[task.id, seed] = []
 
         class Together(Interaction):
-            async def respond(self, completion: str) -> str | None:
+            async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
                 place = self.environment.one[task.id, seed]  # type: ignore[attr-defined]
                 place.append(completion)
                 return f"{len(place)} of {len(said)}"
@@ -202,9 +202,9 @@ class Shared(Walk):
 class Answers(Walk):
     """Says a number where text is wanted."""
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         class Numbers(Interaction):
-            async def respond(self, completion: str) -> str | None:
+            async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
                 return 5  # type: ignore[return-value]
 
         return Numbers(self, "Walk.", 0)
@@ -214,7 +214,7 @@ class Says(Walk):
     def __init__(self, prompt: Any) -> None:
         self.prompt = prompt
 
-    def start(self, task: Task, seed: int) -> Interaction:
+    async def start(self, task: Task, seed: int) -> Interaction:
         return Interaction(self, self.prompt, 0)
 
 
@@ -227,29 +227,29 @@ async def test_an_environment_without_seed_is_caught() -> None:
         await environments.test_task_and_seed_decide_everything(Unseeded(), tasks)
 
 
-def test_a_prompt_that_tells_the_answer_is_caught() -> None:
+async def test_a_prompt_that_tells_the_answer_is_caught() -> None:
     tells = Says("What is 6 * 7? (It is 42.)")
-    environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="4")])
+    await environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="4")])
     with pytest.raises(AssertionError, match="the prompt has the answer '42' in it"):
-        environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="42")])
+        await environments.test_prompts_do_not_tell_the_answer(tells, [Task("t", "?", answer="42")])
 
 
 async def test_an_environment_that_blocks_the_event_loop_is_caught() -> None:
     class Slow(Walk):
-        def start(self, task: Task, seed: int) -> Interaction:
+        async def start(self, task: Task, seed: int) -> Interaction:
             class Blocks(Interaction):
-                async def respond(self, completion: str) -> str | None:
+                async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
                     time.sleep(0.2)
-                    return await super().respond(completion)
+                    return await super().respond(completion, finish_reason)
 
             return Blocks(self, "Walk.", 0)
 
     class Waits(Walk):
-        def start(self, task: Task, seed: int) -> Interaction:
+        async def start(self, task: Task, seed: int) -> Interaction:
             class Awaits(Interaction):
-                async def respond(self, completion: str) -> str | None:
+                async def respond(self, completion: str, finish_reason: str = "stop") -> str | None:
                     await asyncio.sleep(0.2)
-                    return await super().respond(completion)
+                    return await super().respond(completion, finish_reason)
 
             return Awaits(self, "Walk.", 0)
 
@@ -265,8 +265,8 @@ async def test_episodes_that_share_a_state_are_caught() -> None:
 
 
 async def test_an_answer_that_is_no_text_is_caught() -> None:
-    with pytest.raises(AssertionError, match="neither text nor None"):
-        await environments.test_an_answer_is_text_or_the_end(Answers(), tasks)
+    with pytest.raises(AssertionError, match="expected a Response, text or None"):
+        await environments.test_an_answer_is_text_a_response_or_the_end(Answers(), tasks)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ async def test_an_answer_that_is_no_text_is_caught() -> None:
         ((Message("user", "?"), Message("assistant", "!")), "policy's own"),
     ],
 )
-def test_a_prompt_that_is_none_is_caught(prompt: Any, message: str) -> None:
+async def test_a_prompt_that_is_none_is_caught(prompt: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        environments.test_prompts_are_text_or_messages(Says(prompt), tasks)
+        await environments.test_prompts_are_text_or_messages(Says(prompt), tasks)
     with pytest.raises(AssertionError, match=message):
         datasets.test_every_index_gives_a_task([Task("t", prompt)], [0])
 

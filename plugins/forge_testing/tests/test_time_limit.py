@@ -14,10 +14,10 @@ HANGS = """
 
     class Hangs:
         max_turns = 1
-        def start(self, task, seed):
+        async def start(self, task, seed):
             return self
         prompt = "?"
-        async def respond(self, completion):
+        async def respond(self, completion, finish_reason: str = "stop"):
             WAIT
 
     class TestMine(EnvironmentConformance):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from forge_core import BuildContext, Message, Prompt, Settings, Task, UsageError
+from forge_core import BuildContext, FinishReason, Message, Prompt, Settings, Task, UsageError
 from forge_core.models.template_files import check_prompts, lacks_chat_template
 
 
@@ -20,7 +20,7 @@ class SingleTurnInteraction:
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
 
-    async def respond(self, completion: str) -> str | None:
+    async def respond(self, completion: str, finish_reason: FinishReason) -> None:
         return None
 
 
@@ -30,7 +30,7 @@ class SingleTurn:
     def __init__(self, settings: SingleTurnSettings) -> None:
         self.system_prompt = settings.system_prompt
 
-    def start(self, task: Task, seed: int) -> SingleTurnInteraction:
+    async def start(self, task: Task, seed: int) -> SingleTurnInteraction:
         if self.system_prompt is None:
             return SingleTurnInteraction(task.prompt)
         prompt = task.prompt

@@ -19,10 +19,11 @@ What the policy says is scripted: ``replies`` beside texts that no environment e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
 import pytest
@@ -34,6 +35,7 @@ from forge_core import (
     Group,
     Interaction,
     Message,
+    Response,
     Sampling,
     Selection,
     Task,
@@ -90,41 +92,66 @@ class EnvironmentConformance(Suite):
         assert isinstance(environment.max_turns, int)
         assert environment.max_turns >= 1
 
-    def test_prompts_are_text_or_messages(
+    async def test_prompts_are_text_or_messages(
         self, environment: Environment, tasks: Sequence[Task]
     ) -> None:
         for task in tasks:
-            check_prompt(environment.start(task, 0).prompt, f"task {task.id}")
+            async with _begun(environment, task, 0) as interaction:
+                check_prompt(interaction.prompt, f"task {task.id}")
 
-    def test_prompts_do_not_tell_the_answer(
+    async def test_prompts_do_not_tell_the_answer(
         self, environment: Environment, tasks: Sequence[Task]
     ) -> None:
         """A policy that finds the answer there learns to copy. Single letters name choices."""
         for task in tasks:
             if task.answer is None or re.fullmatch(r"[A-Za-z]?", task.answer):
                 continue
-            prompt = environment.start(task, 0).prompt
+            async with _begun(environment, task, 0) as interaction:
+                prompt = interaction.prompt
             said = prompt if isinstance(prompt, str) else " ".join(str(m.content) for m in prompt)
             told = re.search(rf"(?<!\w){re.escape(task.answer)}(?!\w)", said)
             assert not told, f"task {task.id}: the prompt has the answer {task.answer!r} in it"
 
-    async def test_an_answer_is_text_or_the_end(
+    async def test_an_answer_is_text_a_response_or_the_end(
         self, environment: Environment, tasks: Sequence[Task]
     ) -> None:
         for task in tasks:
             for reply in (*self.replies, *UNEXPECTED):
-                observation = await environment.start(task, 0).respond(reply)
-                assert observation is None or isinstance(observation, str), (
-                    f"to {reply[:20]!r} it answers {observation!r}, neither text nor None"
-                )
+                async with _begun(environment, task, 0) as interaction:
+                    answer = await interaction.respond(reply, "stop")
+                    try:
+                        Response.of(answer)
+                    except (TypeError, ValueError) as error:
+                        raise AssertionError(f"to {reply[:20]!r}: {error}") from None
+
+    async def test_a_completion_that_was_cut_off_is_answered(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        """The episode ends with it; its reward and metrics count."""
+        for task in tasks:
+            for reply in (*self.replies, *UNEXPECTED):
+                async with _begun(environment, task, 0) as interaction:
+                    Response.of(await interaction.respond(reply, "length"))
+
+    async def test_what_was_begun_can_be_closed(
+        self, environment: Environment, tasks: Sequence[Task]
+    ) -> None:
+        """Before the first completion, and between two episodes that are under way."""
+        for task in tasks:
+            async with _begun(environment, task, 0):
+                pass
+            async with _begun(environment, task, 0) as interaction:
+                async with _begun(environment, task, 0):
+                    pass
+                Response.of(await interaction.respond(self.replies[0], "stop"))
 
     async def test_task_and_seed_decide_everything(
         self, environment: Environment, tasks: Sequence[Task]
     ) -> None:
         for task in tasks:
             for seed in SEEDS:
-                first = await self._transcript(environment.start(task, seed), environment)
-                again = await self._transcript(environment.start(task, seed), environment)
+                first = await self._transcript(environment, task, seed)
+                again = await self._transcript(environment, task, seed)
                 assert first == again, f"task {task.id}, seed {seed}: two courses"
 
     async def test_a_second_environment_does_the_same(
@@ -137,23 +164,28 @@ class EnvironmentConformance(Suite):
         other = selection.build(context)
         assert other.max_turns == environment.max_turns
         for task in tasks:
-            first = await self._transcript(environment.start(task, 1), environment)
-            assert await self._transcript(other.start(task, 1), other) == first
+            first = await self._transcript(environment, task, 1)
+            assert await self._transcript(other, task, 1) == first
 
     async def test_episodes_do_not_touch_each_other(
         self, environment: Environment, tasks: Sequence[Task]
     ) -> None:
         for task in tasks:
-            alone = await self._transcript(environment.start(task, 0), environment)
-            watched, disturbing = environment.start(task, 0), environment.start(task, 0)
-            beside: list[object] = [watched.prompt]
-            disturbs = True
-            for reply in self._script(environment):
-                if disturbs:
-                    disturbs = await disturbing.respond(reply + "!") is not None
-                beside.append(await watched.respond(reply))
-                if beside[-1] is None:
-                    break
+            alone = await self._transcript(environment, task, 0)
+            async with (
+                _begun(environment, task, 0) as watched,
+                _begun(environment, task, 0) as disturbing,
+            ):
+                beside: list[object] = [watched.prompt]
+                disturbs = True
+                for reply in self._script(environment):
+                    if disturbs:
+                        said = await disturbing.respond(reply + "!", "stop")
+                        disturbs = not Response.of(said).done
+                    response = Response.of(await watched.respond(reply, "stop"))
+                    beside.append(response)
+                    if response.done:
+                        break
             assert beside == alone, f"task {task.id}: another episode changed this one"
 
     async def test_the_event_loop_goes_on(
@@ -172,7 +204,7 @@ class EnvironmentConformance(Suite):
     ) -> None:
         kept = copy.deepcopy(list(tasks))
         for task in tasks:
-            await self._transcript(environment.start(task, 0), environment)
+            await self._transcript(environment, task, 0)
         assert list(tasks) == kept
 
     async def test_episodes_keep_to_the_turn_limit(
@@ -185,7 +217,7 @@ class EnvironmentConformance(Suite):
                 turns = kinds.count("completion")
                 assert 1 <= turns <= environment.max_turns
                 assert kinds == ["prompt", *["completion", "observation"] * turns][:-1]
-                assert not episode.truncated or turns == environment.max_turns
+                assert not episode.truncated or turns == environment.max_turns or episode.agent
 
     async def test_exactly_the_sampled_tokens_are_trained(
         self, environment: Environment, tasks: Sequence[Task]
@@ -239,23 +271,21 @@ class EnvironmentConformance(Suite):
 
         watching = asyncio.create_task(watch())
         await asyncio.sleep(0)
-        episodes = (
-            self._transcript(environment.start(task, seed), environment)
-            for task in tasks
-            for seed in SEEDS
-        )
+        episodes = (self._transcript(environment, task, seed) for task in tasks for seed in SEEDS)
         await asyncio.gather(*episodes)
         await asyncio.sleep(0.02)
         watching.cancel()
         return longest
 
-    async def _transcript(self, interaction: Interaction, environment: Environment) -> list[object]:
+    async def _transcript(self, environment: Environment, task: Task, seed: int) -> list[object]:
         """The prompt, and what the environment answers to the script."""
-        transcript: list[object] = [interaction.prompt]
-        for reply in self._script(environment):
-            transcript.append(await interaction.respond(reply))
-            if transcript[-1] is None:
-                break
+        async with _begun(environment, task, seed) as interaction:
+            transcript: list[object] = [interaction.prompt]
+            for reply in self._script(environment):
+                response = Response.of(await interaction.respond(reply, "stop"))
+                transcript.append(response)
+                if response.done:
+                    break
         return transcript
 
     def _script(self, environment: Environment) -> list[str]:
@@ -263,6 +293,18 @@ class EnvironmentConformance(Suite):
         return [
             said[turn % len(said)] for turn in range(min(environment.max_turns, self.most_turns))
         ]
+
+
+@contextlib.asynccontextmanager
+async def _begun(environment: Environment, task: Task, seed: int) -> AsyncIterator[Interaction]:
+    """An episode that is closed in the end."""
+    interaction = await environment.start(task, seed)
+    try:
+        yield interaction
+    finally:
+        close = getattr(interaction, "close", None)
+        if close is not None:
+            await close()
 
 
 def _trained(episode: Episode) -> list[int]:

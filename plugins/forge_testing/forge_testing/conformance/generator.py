@@ -42,7 +42,7 @@ from forge_core import (
     Transport,
     WeightManifest,
 )
-from forge_core.models.folder import load_model, materialize
+from forge_core.models.folder import load_model, load_tokenizer, materialize
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context
 from forge_testing.policies import distribution, forward, policy_init, with_noise
@@ -217,6 +217,33 @@ class GeneratorConformance(Suite):
         ]
         among, *_ = await gather([generator.generate(PROMPTS[2], sampling), *others])
         assert tokens(among) == tokens(alone)
+
+    async def test_a_stop_string_ends_a_completion_and_is_kept(
+        self, generator: Generator, folder: Path
+    ) -> None:
+        """The completion ends with the token that completes the string; what comes before is what
+        would have been sampled without it, with the same logprobs."""
+        tokenizer = load_tokenizer(folder)
+
+        def text_of(tokens: Any) -> str:
+            text = tokenizer.decode(list(tokens), skip_special_tokens=True)
+            assert isinstance(text, str)
+            return text
+
+        sampling = Sampling(max_tokens=24, seed=11, n=2)
+        free = await generator.generate(PROMPTS[1], sampling)
+        wanted = text_of(free[0].tokens)[4:6]
+        stops = (wanted, "no such string")
+        stopped = await generator.generate(PROMPTS[1], replace(sampling, stop=stops))
+        for whole, part in zip(free, stopped, strict=True):
+            texts = [text_of(whole.tokens[:end]) for end in range(1, len(whole.tokens) + 1)]
+            place = next((end for end, text in enumerate(texts) if wanted in text), None)
+            length = len(whole.tokens) if place is None else place + 1
+            assert list(part.tokens) == list(whole.tokens[:length])
+            expected = pytest.approx(list(whole.logprobs[:length]), abs=self.logprob_tolerance)
+            assert list(part.logprobs) == expected
+            assert part.finish_reason == ("length" if place is None else "stop")
+        assert stopped[0].finish_reason == "stop"
 
     async def test_a_stop_token_ends_a_completion_and_is_kept(self, generator: Generator) -> None:
         stops = (4, 5, 6, 7)

@@ -53,12 +53,14 @@ class Request:
         sampling: as asked for.
         max_tokens: of a completion, within the window.
         on_token: called with each token as it is sampled: id, logprob, version.
+        ends_text: whether the last of some tokens completes a string that ends a completion.
     """
 
     prompt: tuple[int, ...]
     sampling: Sampling
     max_tokens: int
     on_token: Callable[[int, float, int], None] | None = None
+    ends_text: Callable[[Sequence[int]], bool] | None = None
     stops: frozenset[int] = field(init=False)
     completions: dict[int, Completion] = field(default_factory=dict)
 
@@ -201,7 +203,9 @@ class Engine:
         for sample in self._running:
             request = sample.request
             reason: FinishReason | None = None
-            if sample.tokens[-1] in request.stops:
+            if sample.tokens[-1] in request.stops or (
+                request.ends_text is not None and request.ends_text(sample.tokens)
+            ):
                 reason = "stop"
             elif len(sample.tokens) >= request.max_tokens:
                 reason = "length"

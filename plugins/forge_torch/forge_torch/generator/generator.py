@@ -27,6 +27,7 @@ from forge_core.models.rope import length_boundaries
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens
+from forge_torch.generator.stop_strings import StopStrings
 from forge_torch.generator.weights import swap_weights
 from forge_torch.generator_settings import TorchGeneratorSettings, check_boundaries
 
@@ -72,8 +73,8 @@ class TorchGenerator:
         self._context = context
         self._transport: Transport | None = None
         vocab_size: int = model.get_input_embeddings().weight.shape[0]
-        tokenizer = load_tokenizer(path, trust_remote_code=context.model.trust_remote_code)
-        tokens = ordinary_tokens(tokenizer, vocab_size)
+        self._tokenizer = load_tokenizer(path, trust_remote_code=context.model.trust_remote_code)
+        tokens = ordinary_tokens(self._tokenizer, vocab_size)
         self._decoder = choose_decoder(model, load, tokens)
         self._engine = Engine(self._decoder, device, settings.max_batch_rows)
         self._answers: dict[Request, asyncio.Future[list[Completion]]] = {}
@@ -245,7 +246,10 @@ class TorchGenerator:
                 f"token id {wrong} of the prompt is outside the vocabulary (0 to {vocabulary - 1})"
             )
         _check_sampling(sampling)
-        return Request(tokens, sampling, min(sampling.max_tokens, self._window - len(tokens)))
+        request = Request(tokens, sampling, min(sampling.max_tokens, self._window - len(tokens)))
+        if sampling.stop:
+            request.ends_text = StopStrings(self._tokenizer, sampling.stop)
+        return request
 
 
 def _check_sampling(sampling: Sampling) -> None:
@@ -255,7 +259,7 @@ def _check_sampling(sampling: Sampling) -> None:
         ("temperature", "at least 0", 0 <= sampling.temperature < float("inf")),
         ("top_p", "above 0 and at most 1", 0 < sampling.top_p <= 1),
         ("top_k", "at least 0", sampling.top_k >= 0),
-        ("stop", "empty: generator torch knows stop tokens only", not sampling.stop),
+        ("stop", "without empty strings", all(sampling.stop)),
         ("priority", "0: generator torch serves in order of arrival", sampling.priority == 0),
     ):
         if not good:

@@ -101,6 +101,9 @@ if TYPE_CHECKING:
     )
     from forge_core.contracts.recipe import (
         RecipeContext,
+        Rollout,
+        RolloutOptions,
+        RolloutSource,
         ServiceHandle,
         ServiceMethod,
         steps_for,
@@ -254,6 +257,9 @@ __all__ = [
     "RewardValue",
     "RewardWorkersSection",
     "Role",
+    "Rollout",
+    "RolloutOptions",
+    "RolloutSource",
     "RoutingName",
     "RunConfig",
     "RunFailed",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from forge_core.contracts.errors import UsageError
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from forge_core.contracts.protocols import Dataset, Environment
     from forge_core.contracts.sections import TrainingSection
     from forge_core.contracts.step import Step
-    from forge_core.contracts.types import Episode, Sampling, Task, TrainSequence
+    from forge_core.contracts.types import Episode, Group, Sampling, Task, TrainSequence
+
+
+T = TypeVar("T")
 
 
 class ServiceMethod(Protocol):
@@ -53,6 +57,77 @@ class ServiceHandle(Protocol):
 
     def session(self) -> AbstractAsyncContextManager[int]:
         """Keep every ``route`` inside the block on one replica. Yields the replica's index."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """How much a recipe samples at a time, and when.
+
+    Args:
+        groups: tasks of a rollout; each has one group.
+        group_size: episodes sampled for each task.
+        optimizer_steps: steps that a rollout is trained in.
+        max_staleness: most policy versions that a trained token may lie behind: 0 samples when a
+            rollout is asked for, k samples the next k rollouts meanwhile. A recipe that samples
+            ahead publishes once for each rollout, after its last step.
+        refused: whether a task whose prompt cannot be answered is left out, or fails the run.
+        refused_key: the config key that says so, for the warning.
+    """
+
+    groups: int
+    group_size: int
+    optimizer_steps: int = 1
+    max_staleness: int = 0
+    refused: Literal["drop", "fail"] = "drop"
+    refused_key: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What an optimizer step is trained on.
+
+    Args:
+        groups: judged, in the run's order of tasks.
+        index: of the step among those that train this rollout, from 0.
+        steps: how many do.
+    """
+
+    groups: Sequence[Group]
+    index: int = 0
+    steps: int = 1
+
+    @property
+    def episodes(self) -> list[Episode]:
+        """Of all groups."""
+        return [episode for group in self.groups for episode in group.episodes]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is its first step: record what is true of the rollout there."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is its last step: publish after it."""
+        return self.index == self.steps - 1
+
+    def part(self, items: Sequence[T]) -> list[T]:
+        """This step's share of something that all its steps share evenly, in order."""
+        begin, end = (len(items) * at // self.steps for at in (self.index, self.index + 1))
+        return list(items[begin:end])
+
+
+class RolloutSource(Protocol):
+    """Where the groups of the steps come from."""
+
+    async def take(self, step: Step) -> Rollout:
+        """What the step is trained on. Records ``staleness/max`` and ``staleness/mean``, and with a
+        new rollout ``prompts/dropped`` and, if sampled ahead, ``groups/dropped``.
+
+        Raises:
+            DataError: no prompt of the dataset can be answered.
+        """
         ...
 
 
@@ -172,6 +247,20 @@ class RecipeContext(Protocol):
         """
         ...
 
+    def rollouts(self, options: RolloutOptions) -> AbstractAsyncContextManager[RolloutSource]:
+        """Sample episodes of the stage's tasks and judge them, inside a block::
+
+            async with stage.rollouts(RolloutOptions(groups=8, group_size=4)) as rollouts:
+                async for step in stage.steps():
+                    rollout = await rollouts.take(step)
+
+        A checkpoint keeps what is sampled ahead, and a rollout that was trained in part.
+
+        Args:
+            options: how much, and when.
+        """
+        ...
+
     async def replay_buffer(self, max_staleness: int) -> ServiceHandle:
         """The service that keeps groups until they are trained; with the checkpoint's, if resumed.
 
@@ -228,8 +317,16 @@ class RecipeContext(Protocol):
         ...
 
 
-def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: int) -> int:
-    """Optimizer steps of a stage that takes ``tasks_per_step`` tasks in each.
+def steps_for(
+    training: TrainingSection, tasks: int, dataset_length: int, *, optimizer_steps: int = 1
+) -> int:
+    """Optimizer steps of a stage.
+
+    Args:
+        training: of the config; ``steps`` counts optimizer steps.
+        tasks: taken at a time.
+        dataset_length: tasks of an epoch.
+        optimizer_steps: that these tasks are trained in.
 
     Raises:
         UsageError: the config says neither ``steps`` nor ``num_epochs``.
@@ -238,4 +335,4 @@ def steps_for(training: TrainingSection, tasks_per_step: int, dataset_length: in
         return training.steps
     if training.num_epochs is None:
         raise UsageError("training.steps: give steps or num_epochs, so that the run has a target")
-    return max(1, math.ceil(training.num_epochs * dataset_length / tasks_per_step))
+    return max(1, math.ceil(training.num_epochs * dataset_length / tasks)) * optimizer_steps

@@ -2,8 +2,9 @@
 
 A checkpoint is a folder ``step_N``: the model in Hugging Face layout and whatever else the trainer
 writes, ``services/NAME`` (what the recipe's own services keep), ``state.json`` (where the run
-stands), ``replay_buffer.json`` (groups sampled ahead of their step), ``manifest.json`` (each file's
-size and checksum). It is written beside its final place and renamed.
+stands), ``replay_buffer.json`` (groups sampled ahead of their step), ``rollout.json`` (groups that
+more steps are trained on), ``manifest.json`` (each file's size and checksum). It is written beside
+its final place and renamed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from forge_core.models.manifest import MANIFEST, seal, verify
 
 STATE = "state.json"
 REPLAY_BUFFER = "replay_buffer.json"
+ROLLOUT = "rollout.json"
+"""Groups that some of their optimizer steps have been trained on."""
 SERVICES = "services"
 """Folder with a folder for each of the recipe's own services that is kept."""
 DAMAGED = "damaged_"

@@ -78,8 +78,6 @@ class Loop:
         self._evaluate_at = evaluate
         self._done = restored.stage_step if restored else 0
         """Steps done."""
-        self.current = self._done
-        """The step under way, else the last one done."""
         self._offset = session.steps_before(config.name)
         """Steps of earlier stages."""
         self._pace = Pace(config)
@@ -161,7 +159,6 @@ class Loop:
         while self._done < self.total_steps:
             self._mark = self._marked()
             step = Step(self._done + 1, self._offset + self._done + 1)
-            self.current = step.number
             before = self._counts()
             dropped = self._inputs.dropped
             yield step
@@ -205,7 +202,7 @@ class Loop:
         )
 
     def _report(self, step: Step) -> None:
-        step.timing.update(self._parts.laps())
+        step.timing.update(self._parts.running.laps())
         record = StepRecord(
             step=step.run_number,
             stage=self._config.name,
@@ -233,7 +230,7 @@ class Loop:
         await self._parts.trainer()
         run_step = self._offset + self._done
         with session.checkpoints.draft(run_step, confirm=session.writer.check) as draft:
-            await self._parts.save(draft)
+            await self._parts.save(draft, self._done)
             algorithm, internal, gauss = random.getstate()
             state = RunState(
                 step=run_step,

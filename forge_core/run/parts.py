@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from forge_core.contracts.context import Placement
-from forge_core.contracts.errors import DataError, UsageError
-from forge_core.contracts.seeding import derive_seed
-from forge_core.contracts.services import RecipeService, ServiceOptions
-from forge_core.contracts.types import Episode, TrainSequence
+from forge_core.contracts.errors import UsageError
+from forge_core.contracts.services import ServiceOptions
+from forge_core.contracts.types import Episode, Group, TrainSequence
 from forge_core.replay.component import replay_buffer
+from forge_core.replay.rollouts import Rollouts, rollouts
 from forge_core.replay.saved import from_json, to_json
 from forge_core.run.addresses import Addresses
-from forge_core.run.checkpoint import REPLAY_BUFFER, SERVICES, RunState
+from forge_core.run.checkpoint import REPLAY_BUFFER, ROLLOUT, RunState
 from forge_core.run.inputs import Inputs, selected
+from forge_core.run.publishing import changes
+from forge_core.run.recipe_services import RecipeServices
+from forge_core.run.running import Running
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 
@@ -27,24 +30,9 @@ if TYPE_CHECKING:
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.context import BuildContext
-    from forge_core.contracts.protocols import Runtime
-    from forge_core.contracts.selection import Selection
+    from forge_core.contracts.recipe import RecipeContext, RolloutOptions
     from forge_core.rewards.pool import RewardPool
     from forge_core.run.session import RunSession
-
-
-_PURE = frozenset({"logprobs", "publish", "hold_reference", "save", "load"})
-"""Methods of trainers that leave weights and optimizer as they are."""
-
-
-def channel_of(stage: str, publisher: str) -> str:
-    """Where a trainer and the generators that take weights from it meet.
-
-    Args:
-        stage: channel of the stage's own trainer.
-        publisher: name of the trainer.
-    """
-    return stage if publisher in ("", "trainer") else f"{stage}-{publisher}"
 
 
 class _Closable(Protocol):
@@ -75,11 +63,10 @@ class Parts:
         self._context = context
         self._inputs = inputs
         self._restored = restored
-        self.own = config.services()
-        """Services that the recipe has of its own, by name."""
-        self.running: dict[str, Service] = {}
-        """Those that were started, by name."""
+        self.running = Running(session)
+        self.own = RecipeServices(session, config, context, self.running, self._checkpoint)
         self._rewards: RewardPool | None = None
+        self._rollouts: Rollouts | None = None
         self._addresses = Addresses(session.folder.addresses, session.events.event)
 
     async def trainer(self) -> Service:
@@ -91,7 +78,7 @@ class Parts:
             return self.running["trainer"]
         if self._config.trainer is None:
             raise UsageError("trainer.use: no trainer is installed")
-        trainer = await self._start(
+        trainer = await self.running.start(
             "trainer",
             self._config.trainer,
             self._context,
@@ -104,8 +91,8 @@ class Parts:
             else:
                 await self._reference()
         if (checkpoint := self._checkpoint()) is not None:
-            for name in self.own:  # what is built draws random numbers, and must not do so later
-                await self.service(name)
+            for name in self.own.declared:  # building draws random numbers: not after this
+                await self.own.service(name)
             await trainer.load.route(checkpoint)
             assert self._restored is not None
             algorithm, internal, gauss = self._restored.python_rng
@@ -118,77 +105,15 @@ class Parts:
             return None
         return self._session.checkpoints.verify(self._restored.step)
 
-    async def service(self, name: str) -> Service:
-        """A service of the recipe's own, with the checkpoint's state after a resume.
-
-        Raises:
-            DataError: the checkpoint has no state of it.
-        """
-        if name in self.running:
-            return self.running[name]
-        declared, context = self.own[name], self.context_of(name)
-        selection = self._config.service_selection(declared)
-        assert selection is not None  # checked before the start
-        service = await self._start(
-            name,
-            selection,
-            context,
-            self._config.service_placement(declared),
-            declared.options or self._options_of(declared, selection.family),
-        )
-        if declared.loss is not None and "reference_logprobs" in declared.loss.needs:
-            await service.hold_reference.route()
-        if declared.checkpoint and (checkpoint := self._checkpoint()) is not None:
-            saved = checkpoint / SERVICES / name
-            if not saved.is_dir():
-                raise DataError(
-                    f"{checkpoint}: has no state of service {name!r}, which recipe "
-                    f"{self._config.recipe.name!r} keeps in checkpoints; it was written by another "
-                    "version of the recipe, or with other settings"
-                )
-            await service.load.route(saved)
-        return service
-
-    def _options_of(self, declared: RecipeService, family: str) -> ServiceOptions:
-        if declared.section == "generator":
-            return self._config.generator_options
-        if declared.section in self._config.sections:
-            return self._config.sections[declared.section].options
-        one_call = 1 if family == "trainer" else ServiceOptions.concurrency
-        # What it has learned cannot be made again where the process is gone.
-        return ServiceOptions(retry=not declared.checkpoint, concurrency=one_call)
-
-    def context_of(self, name: str) -> BuildContext:
-        """What a service of the recipe's own, or the stage's trainer, is built with."""
-        if name not in self.own:
-            return self._context
-        declared = self.own[name]
-        publisher = declared.weights_from or (name if name in self.publishers() else "")
-        training = self._context.training.model_copy(update=dict(declared.training))
-        return replace(
-            self._context,
-            model=self._session.model(declared.model, self._context.model),
-            training=training,
-            seed=derive_seed(self._context.seed, "service", name),
-            loss=declared.loss,
-            transport=self._config.transport if publisher else None,
-            channel=channel_of(self._context.channel, publisher),
-        )
-
-    def publishers(self) -> list[str]:
-        """The trainers that generators take weights from: the stage's, then those of its recipe."""
-        named = (declared.weights_from for declared in self.own.values() if declared.weights_from)
-        return list(dict.fromkeys(["trainer", *named]))
-
     async def publisher(self, name: str) -> Service:
         """One of the trainers that generators take weights from."""
-        return await (self.trainer() if name == "trainer" else self.service(name))
+        return await (self.trainer() if name == "trainer" else self.own.service(name))
 
     async def generators_of(self, publisher: str) -> list[Service]:
         """The generators that take weights from a trainer, with whatever they have."""
         main = [await self.generator()] if publisher == "trainer" else []
-        others = [name for name, each in self.own.items() if each.weights_from == publisher]
-        return [*main, *[await self.service(name) for name in others]]
+        others = [await self.own.service(name) for name in self.own.generators_of(publisher)]
+        return [*main, *others]
 
     async def generator(self) -> Service:
         """The generator service, with the weights it has; publishing gives it the trainer's."""
@@ -196,7 +121,7 @@ class Parts:
             return self.running["generator"]
         if self._config.generator is None:
             raise UsageError("generator.use: no generator is installed")
-        return await self._start(
+        return await self.running.start(
             "generator",
             self._config.generator,
             self._context,
@@ -219,7 +144,7 @@ class Parts:
         if "reference" in self.running:
             return self.running["reference"]
         assert self._config.reference is not None
-        return await self._start(
+        return await self.running.start(
             "reference",
             self._config.reference,
             replace(
@@ -256,7 +181,7 @@ class Parts:
         if section in self.running:
             return self.running[section]
         added = self._config.sections[section]
-        return await self._start(
+        return await self.running.start(
             section,
             selected(self._config, section),
             replace(self._context, loss=None, transport=None),
@@ -270,7 +195,7 @@ class Parts:
         if "replay_buffer" in self.running:
             return self.running["replay_buffer"]
         placed = "replay_buffer" in self._config.placements()
-        service = await self._start(
+        service = await self.running.start(
             "replay_buffer",
             replay_buffer(max_staleness),
             replace(self._context, loss=None, transport=None),
@@ -280,40 +205,29 @@ class Parts:
         if self._restored is not None:
             saved = self._session.checkpoints.path(self._restored.step) / REPLAY_BUFFER
             if saved.is_file():
-                await self._restore_replay_buffer(service, saved)
+                await service.load.route(self._saved_groups(saved, "the replay buffer"))
         return service
 
-    async def _restore_replay_buffer(self, service: Service, saved: Path) -> None:
+    def _saved_groups(self, saved: Path, what: str) -> dict[int, Group]:
         groups, gone = from_json(saved.read_text(), self._inputs.task_at)
         if gone:
             self._session.events.event(
                 "warning",
-                f"the replay buffer of {saved.parent} has groups of {len(gone)} tasks that the "
+                f"{what} of {saved.parent} has groups of {len(gone)} tasks that the "
                 f"dataset does not have where it had them ({', '.join(gone[:3])}, ...): left out",
             )
-        await service.load.route(groups)
+        return groups
 
-    async def _start(
-        self,
-        name: str,
-        selection: Selection[Any],
-        context: BuildContext,
-        placement: Placement,
-        options: ServiceOptions | None = None,
-        *,
-        runtime: Runtime | None = None,
-    ) -> Service:
-        service = self.running[name] = await Service.start(
-            runtime or self._session.runtime,
-            selection,
-            context,
-            name=name,
-            placement=placement,
-            options=options,
-            watchdog=self._session.watchdog,
-            on_event=self._session.events.event,
-        )
-        return service
+    @asynccontextmanager
+    async def rollouts(
+        self, stage: RecipeContext, options: RolloutOptions
+    ) -> AsyncIterator[Rollouts]:
+        """Sampling for the recipe; the checkpoint's rollout first, if steps of it are left."""
+        held: dict[int, Group] = {}
+        if (checkpoint := self._checkpoint()) is not None and (checkpoint / ROLLOUT).is_file():
+            held = self._saved_groups(checkpoint / ROLLOUT, "the rollout")
+        async with rollouts(stage, options, held) as self._rollouts:
+            yield self._rollouts
 
     async def score(self, episodes: Sequence[Episode]) -> None:
         """Judge episodes with the config's rewards."""
@@ -349,48 +263,35 @@ class Parts:
             if self._config.environment is not None:
                 self._inputs.environment.check_worked()
 
-    async def save(self, folder: Path) -> None:
+    async def save(self, folder: Path, done: int) -> None:
         """Write into a checkpoint what its services hold.
+
+        Args:
+            folder: of the checkpoint.
+            done: steps of the stage.
 
         Raises:
             WeightsNotFinite: a weight is not finite.
         """
         trainer = await self.trainer()
         await trainer.save.route(folder)
-        for name, declared in self.own.items():
-            if declared.checkpoint:
-                place = folder / SERVICES / name
-                place.mkdir(parents=True)
-                await (await self.service(name)).save.route(place)
+        await self.own.save(folder)
         if "replay_buffer" in self.running:
             groups = await self.running["replay_buffer"].state.route()
             (folder / REPLAY_BUFFER).write_text(to_json(groups))
+        if self._rollouts is not None and (held := self._rollouts.held(done)):
+            (folder / ROLLOUT).write_text(to_json(held))
 
     def learned(self) -> int:
         """Calls so far that may have changed what checkpoints keep."""
-        total = self.running["trainer"].answered["train_step"] if "trainer" in self.running else 0
-        for name in self._learning():
-            answered = self.running[name].answered
-            total += sum(count for method, count in answered.items() if method not in _PURE)
-        return total
+        return sum(changes(self.running[name]) for name in self._learning())
 
     def is_learning(self) -> bool:
         """Whether one of those services is at work."""
-        names = [*self._learning(), *(["trainer"] if "trainer" in self.running else [])]
-        return any(self.running[name].metrics()["in_flight"] for name in names)
+        return any(self.running[name].metrics()["in_flight"] for name in self._learning())
 
     def _learning(self) -> list[str]:
-        return [name for name, own in self.own.items() if own.checkpoint and name in self.running]
-
-    def laps(self) -> dict[str, float]:
-        """What the services whose time is recorded did since the last call."""
-        untimed = ("trainer", "replay_buffer")  # steps time the first; the other does no work
-        timed = [service for name, service in self.running.items() if name not in untimed]
-        return {
-            f"{service.name}_{name}": value
-            for service in timed
-            for name, value in service.lap().items()
-        }
+        return [name for name in ("trainer", *self.own.kept()) if name in self.running]
 
     async def close(self) -> None:
         """Give everything back, whatever state it is in; the first failure is raised at the end."""

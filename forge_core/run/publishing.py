@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from forge_core.services.service import Service
 
 
+_PURE = frozenset({"logprobs", "publish", "hold_reference", "save", "load"})
+"""Methods of trainers that leave weights and optimizer as they are."""
+
+
+def changes(trainer: Service) -> int:
+    """Calls so far that may have changed the weights or the state of a trainer."""
+    return sum(count for method, count in trainer.answered.items() if method not in _PURE)
+
+
 class Publishing:
     """The published versions of one trainer.
 
@@ -36,43 +45,41 @@ class Publishing:
     ) -> None:
         self.version = version
         """Last published; -1 before the first."""
-        self.published_at: int | None = None
-        """Step of the stage in which this process last published."""
         self._selection = selection
         self._transport = transport
         self._warn = warn
         self._manifest: WeightManifest | None = None
-        self._trained = 0
-        """Optimizer steps that this process had made when it last published."""
+        self._changes = -1
+        """``changes`` of the trainer when it last published."""
 
     @property
     def has_published(self) -> bool:
         """Whether this process has."""
         return self._manifest is not None
 
-    async def send(self, trainer: Service, generators: Sequence[Service], *, step: int) -> int:
-        """Send the trainer's weights to every replica, proved by checksum; returns the version.
+    async def send(self, trainer: Service, generators: Sequence[Service]) -> int:
+        """Send the trainer's weights to every replica, proved by checksum, unless they have them
+        already; returns the version.
 
         Args:
             trainer: whose weights.
             generators: that sample from them.
-            step: of the stage, under way or last done.
         """
+        changed, self._changes = changes(trainer) != self._changes, changes(trainer)
+        if not changed and self._manifest is not None:
+            return self.version
         manifest: WeightManifest = await trainer.publish.route(self.version + 1)
         for generator in generators:
             await update_weights(generator, manifest)
         before, self._manifest = self._manifest, manifest
         self.version = manifest.version
-        self.published_at = step
-        trained = trainer.answered["train_step"]
-        has_trained, self._trained = trained > self._trained, trained
         if before is None:
             return self.version
         assert self._selection is not None
         transport = self._transport()
         with blaming(self._selection, "drop", RunFailed):
             await transport.drop(before.version)
-        if has_trained and before.checksum == manifest.checksum:
+        if before.checksum == manifest.checksum:
             self._warn(
                 f"version {manifest.version} equals version {before.version}: "
                 "the last steps changed no weight",

@@ -191,6 +191,12 @@ def _check_model(folder: RunFolder, recorded: RunConfig, config: RunConfig, *, b
     Raises:
         UsageError: the config names another model than the one the run began with.
     """
+    for name, model in recorded.models.items():
+        if (folder.models / name / "config.json").is_file() and config.models.get(name) != model:
+            raise UsageError(
+                f"models.{name}: {folder.path} has made this model and goes on with it; another "
+                "one needs a run of its own"
+            )
     old, new = recorded.model, config.model
     if old.init is not None:
         made = (folder.model / "config.json").is_file()

@@ -8,7 +8,7 @@ evaluation and stopping (``loop``). A recipe is left with its algorithm.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
     from forge_core.contracts.protocols import Recipe, Transport
+    from forge_core.contracts.recipe import RolloutOptions
     from forge_core.contracts.records import Evaluation
+    from forge_core.replay.rollouts import Rollouts
     from forge_core.run.checkpoint import RunState
     from forge_core.run.dataset import GuardedDataset
     from forge_core.run.environment import GuardedEnvironment
@@ -89,7 +91,7 @@ class Stage:
                 transport=partial(self._transport, name),
                 warn=self.warn,
             )
-            for name in self._parts.publishers()
+            for name in self._parts.own.publishers()
         }
         self._loop = Loop(
             session,
@@ -155,14 +157,18 @@ class Stage:
     ) -> list[FloatArray]:
         return await self._parts.reference_logprobs(sequences, temperature)
 
+    def rollouts(self, options: RolloutOptions) -> AbstractAsyncContextManager[Rollouts]:
+        return self._parts.rollouts(self, options)
+
     async def replay_buffer(self, max_staleness: int) -> Service:
         return await self._parts.replay_buffer(max_staleness)
 
     async def service(self, name: str) -> Service:
-        if name not in self._parts.own:
+        own = self._parts.own
+        if name not in own.declared:
             return await self._parts.section(name)
-        service = await self._parts.service(name)
-        publisher = self._parts.own[name].weights_from
+        service = await own.service(name)
+        publisher = own.declared[name].weights_from
         if publisher and not self._publishing[publisher].has_published:
             await self.publish(publisher)
         return service
@@ -192,13 +198,13 @@ class Stage:
         source = await self._parts.publisher(trainer)
         generators = await self._parts.generators_of(trainer)
         first = not publishing.has_published
-        version = await publishing.send(source, generators, step=self._loop.current)
+        version = await publishing.send(source, generators)
         if first and trainer == "trainer":
             await self._parts.open_addresses()
         return version
 
     def _transport(self, trainer: str) -> Transport:
-        return self._session.transport(self.config, self._parts.context_of(trainer))
+        return self._session.transport(self.config, self._parts.own.context_of(trainer))
 
     # The course of the stage.
 
@@ -220,8 +226,7 @@ class Stage:
         return self._session.waiting(what, detail)
 
     async def _evaluate(self, moment: Moment, step: int) -> Evaluation:
-        if self._publishing["trainer"].published_at != self._loop.current:
-            await self.publish()
+        await self.publish()
         return await evaluate(self, moment, step)
 
     # For the session.

@@ -30,7 +30,7 @@ class Unused:
     Args:
         section: of the config.
         reason: in words.
-        keys: of the section; empty: all of it.
+        keys: of the section, with those below them; empty: all of it.
         refused: the config asks for something that would never happen.
     """
 
@@ -42,7 +42,9 @@ class Unused:
     def covers(self, key: str) -> bool:
         """Whether it speaks of a dotted key, without ``stages.NAME.``."""
         section, _, rest = key.partition(".")
-        return section == self.section and (not self.keys or rest in self.keys)
+        return section == self.section and (
+            not self.keys or any(rest == key or rest.startswith(f"{key}.") for key in self.keys)
+        )
 
 
 def check_evaluation(config: RunConfig) -> None:
@@ -132,6 +134,12 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
         if scored:
             reason += ", and evaluation has its own temperature"
             yield Unused("sampling", reason, ("temperature", "top_p", "top_k"))
+    held = {service.model for service in stage.services().values()}
+    if stage.reference is not None:
+        held.add(stage.reference_model)
+    if idle := tuple(name for name in stage.models if name not in held):
+        reason = f"does nothing: neither the reference nor a service of {who} holds this model"
+        yield Unused("models", reason, idle)
     if stage.generator_placement.replicas == 1:
         yield Unused("generator", "does nothing with one replica", ("routing",))
     if scored and stage.evaluation.temperature == 0:

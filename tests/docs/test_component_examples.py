@@ -74,7 +74,9 @@ async def test_the_environment_says_what_the_page_says() -> None:
     assert (cut.reward, cut.done) == (-0.5, True)
 
 
-@pytest.mark.parametrize("page", ["losses.md", "datasets.md", "environments.md", "rewards.md"])
+@pytest.mark.parametrize(
+    "page", ["losses.md", "datasets.md", "environments.md", "recipes.md", "rewards.md"]
+)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", (DOCS / page).read_text()):
         assert (DOCS / target).exists(), f"{page} links to {target}"

@@ -28,6 +28,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.models.prompts import encode_prompt
+from forge_core.run.unused import unused_keys
 from forge_testing.command import run_in_process
 from forge_testing.runs import StopAt, lines_of, small_config, untimed
 
@@ -197,6 +198,15 @@ def test_what_cannot_be_is_refused_before_the_start(
         app.check(config(tmp_path))
 
 
+def test_a_model_that_nothing_holds_is_named(tmp_path: Path) -> None:
+    tree = config(tmp_path)
+    tree["models"]["nanny"] = tree["models"]["opponent"]
+    lines = unused_keys(Forge(plugins=[acme(Duel())]).resolve(tree))
+    (line,) = [line for line in lines if "models" in line]
+    assert line.startswith("models.nanny.init")
+    assert "does nothing: neither the reference nor a service of recipe 'duel'" in line
+
+
 class Distil:
     """Learns from what a model in ``models:`` holds likely, through section ``reference``."""
 
@@ -223,6 +233,9 @@ def test_a_reference_may_hold_a_model_of_its_own(tmp_path: Path) -> None:
     app = Forge(plugins=[acme(Distil(), "reference")])
     tree = config(tmp_path, reference={"use": "torch", "model": "opponent"})
     summary = app.run(tree)
+    other = {"models.opponent.init.seed": 10}
+    with pytest.raises(UsageError, match=r"models.opponent: .* has made this model"):
+        app.run(None, other, resume=summary.folder)
     rows = lines_of(summary.folder / "metrics.jsonl")
     assert len({row["teacher"] for row in rows}) == 1
     assert rows[0]["teacher"] != rows[0]["student"]

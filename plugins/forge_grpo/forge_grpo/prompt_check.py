@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from forge_core import DataError, NoRoom, PromptRefused, Sampling, Task
 from forge_core.models.prompts import encode_prompt
+from forge_core.replay.rollouts import none_answerable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,15 +85,6 @@ def _tokens(task: Task, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if not tokens:
         raise PromptRefused("the prompt is empty")
     return tokens
-
-
-def none_answerable(tasks: int, first: str) -> DataError:
-    """What ends a run whose dataset has no prompt that can be answered.
-
-    Args:
-        first: what is wrong with one of them.
-    """
-    return DataError(f"dataset: none of the {tasks} prompts can be answered; the first: {first}")
 
 
 def _failure(task: Task, error: PromptRefused) -> DataError:

@@ -6,17 +6,22 @@ Read ``GrpoRecipe.run`` from top to bottom: it is the algorithm.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from forge_core import Episode, Group, StepResult, TrainSequence, UsageError, steps_for
+from forge_core import (
+    Episode,
+    Group,
+    RolloutOptions,
+    StepResult,
+    TrainSequence,
+    UsageError,
+    steps_for,
+)
 from forge_core.models.shape import model_window
 from forge_grpo.advantages import group_advantages
-from forge_grpo.ahead import Ahead, sampling_ahead
 from forge_grpo.prompt_check import answerable, check_prompts
-from forge_grpo.rollouts import Rollouts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
@@ -31,7 +36,8 @@ CLIPPED_ON_POLICY = 0.1
 
 
 class GrpoRecipe:
-    """Each step samples and trains ``batch_size x gradient_accumulation_steps`` episodes."""
+    """Each step trains ``batch_size x gradient_accumulation_steps`` episodes; ``optimizer_steps``
+    times as many are sampled at a time."""
 
     def __init__(self, settings: GrpoSettings) -> None:
         self.settings = settings
@@ -45,11 +51,14 @@ class GrpoRecipe:
         return answerable(dataset, model_tokenizer(config.model), model_window(config.model))
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
-        episodes = _episodes_per_step(config)
+        steps = self.settings.optimizer_steps
+        episodes = _episodes_per_step(config) * steps
         if episodes % self.settings.group_size:
+            several = f" x recipe.optimizer_steps {steps}" if steps > 1 else ""
             raise UsageError(
                 f"recipe.group_size: {self.settings.group_size} does not divide the "
-                f"{episodes} episodes of a step (batch_size x gradient_accumulation_steps)"
+                f"{episodes} episodes of a {'rollout' if several else 'step'} (batch_size x "
+                f"gradient_accumulation_steps{several})"
             )
         sampling = config.sampling
         if sampling.temperature == 0:
@@ -59,21 +68,24 @@ class GrpoRecipe:
             # of the whole one: their ratio would be biased.
             raise UsageError("sampling.top_p, sampling.top_k: recipe grpo samples without them")
         self._check_staleness(config)
-        return steps_for(config.training, episodes // self.settings.group_size, dataset_length)
+        tasks = episodes // self.settings.group_size
+        return steps_for(config.training, tasks, dataset_length, optimizer_steps=steps)
 
     def _check_staleness(self, config: StageConfig) -> None:
         """What is sampled ahead is kept somewhere, and corrected for by somebody."""
-        if self.settings.max_staleness == 0:
-            if config.replay_buffer_placement.own_processes:
-                raise UsageError(
-                    "replay_buffer: nothing waits in it with recipe.max_staleness=0, where each "
-                    "step samples its own groups"
-                )
-        elif config.loss is not None and "sampler_logprobs" not in config.loss.needs:
+        if self.settings.max_staleness == 0 and config.replay_buffer_placement.own_processes:
             raise UsageError(
-                f"recipe.max_staleness: loss {config.loss.name!r} does not correct for tokens that "
-                "older weights sampled (it needs no sampler_logprobs); use loss grpo or gspo, or "
-                "max_staleness=0"
+                "replay_buffer: nothing waits in it with recipe.max_staleness=0, where each "
+                "step samples its own groups"
+            )
+        key, off = ("max_staleness", 0) if self.settings.max_staleness else ("optimizer_steps", 1)
+        if getattr(self.settings, key) == off or config.loss is None:
+            return
+        if "sampler_logprobs" not in config.loss.needs:
+            raise UsageError(
+                f"recipe.{key}: loss {config.loss.name!r} does not correct for tokens that older "
+                "weights sampled (it needs no sampler_logprobs); use loss grpo or gspo, or "
+                f"{key}={off}"
             )
 
     async def run(self, stage: RecipeContext) -> None:
@@ -81,41 +93,39 @@ class GrpoRecipe:
         generator = await stage.generator()
         if self.settings.overlong_prompts == "fail":
             await check_prompts(stage, generator)
-        async with self._sampled(stage, generator) as sampled:
+        async with stage.rollouts(self._rollout_options(stage.config)) as rollouts:
             async for step in stage.steps():
-                groups = await sampled.groups(step)
-                episodes = [episode for group in groups for episode in group.episodes]
-                kept = self._assign_advantages(groups)
-                step.episodes = episodes
-                step.record(rollout_metrics(groups, current_version=stage.version))
-                self._say_if_nothing_is_learned(stage, step, kept)
+                rollout = await rollouts.take(step)
+                kept = self._assign_advantages(rollout.groups)
+                if rollout.is_first:
+                    step.episodes = rollout.episodes
+                    step.record(rollout_metrics(rollout.groups))
+                    self._say_if_nothing_is_learned(stage, step, kept)
                 with step.timed("train"):
-                    result = await self._train(stage, trainer, kept)
+                    result = await self._train(stage, trainer, rollout.part(kept))
                 step.trained(result)
-                self._say_if_rounding_is_clipped(stage, step)
-                if kept:
+                if rollout.is_first:
+                    self._say_if_rounding_is_clipped(stage, step)
+                if kept and rollout.is_last:
                     with step.timed("publish"):
                         await stage.publish()
-                else:
+                elif not kept:
                     # Nothing was trained; sampler and trainer are compared all the same.
-                    sampled_any = [episode for episode in episodes if episode.completion_length]
+                    sampled_any = [each for each in rollout.episodes if each.completion_length]
                     some = sampled_any[: self.settings.group_size]
                     step.record(await _mismatch(stage, trainer, some) if some else {})
 
-    def _sampled(
-        self, stage: RecipeContext, generator: ServiceHandle
-    ) -> AbstractAsyncContextManager[Rollouts | Ahead]:
-        """Where each step's groups come from: sampled when it asks for them, or ahead of it."""
-        rollouts = Rollouts(
-            stage,
-            generator,
-            group_size=self.settings.group_size,
-            per_step=_episodes_per_step(stage.config) // self.settings.group_size,
-            overlong_prompts=self.settings.overlong_prompts,
+    def _rollout_options(self, config: StageConfig) -> RolloutOptions:
+        settings = self.settings
+        episodes = _episodes_per_step(config) * settings.optimizer_steps
+        return RolloutOptions(
+            groups=episodes // settings.group_size,
+            group_size=settings.group_size,
+            optimizer_steps=settings.optimizer_steps,
+            max_staleness=settings.max_staleness,
+            refused=settings.overlong_prompts,
+            refused_key="recipe.overlong_prompts",
         )
-        if self.settings.max_staleness == 0:
-            return nullcontext(rollouts)
-        return sampling_ahead(rollouts, self.settings.max_staleness)
 
     def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
         """Set the advantage of every episode that was judged; the episodes to train on."""

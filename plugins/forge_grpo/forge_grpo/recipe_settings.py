@@ -33,8 +33,14 @@ class GrpoSettings(Settings):
         description="most policy versions that a trained token lies behind: 0 samples and trains "
         "in turn, k samples the next k steps meanwhile",
     )
+    optimizer_steps: int = Field(
+        1,
+        ge=1,
+        description="optimizer steps for what is sampled at a time, each on its own part of it; so "
+        "many times the episodes of a step are sampled from the same weights",
+    )
 
 
 def max_staleness(settings: GrpoSettings) -> int:
     """Optimizer steps that a trained token may lie behind."""
-    return settings.max_staleness
+    return (settings.max_staleness + 1) * settings.optimizer_steps - 1

@@ -10,13 +10,11 @@ import numpy as np
 from forge_core import Episode, FloatArray, Group
 
 
-def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[str, float]:
-    """Means over the episodes of a step; those of rewards over the episodes not left out.
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Means over the episodes of a rollout; those of rewards over the episodes not left out.
 
     Args:
         groups: scored, with advantages.
-        current_version: of the weights about to be trained. A token's staleness is how many
-            versions the weights that sampled it lie behind: the oldest one's and the mean.
     """
     episodes = [episode for group in groups for episode in group.episodes]
     judged = [episode for episode in episodes if not episode.left_out]
@@ -25,15 +23,6 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
     dropped = sum(episode.left_out for episode in failed)
     rewards = [episode.reward for episode in judged] or [0.0]
     lengths = [episode.completion_length for episode in begun] or [0]
-    versions = [
-        turn.completion.versions
-        for episode in episodes
-        for turn in episode.turns
-        if turn.completion is not None and len(turn.completion.versions)
-    ]
-    sampled = sum(len(each) for each in versions)
-    oldest = min((int(each.min()) for each in versions), default=current_version)
-    total = sum(int(each.sum(dtype=np.int64)) for each in versions)
     parts = sorted({part for episode in episodes for part in episode.rewards})
     return {
         "reward/mean": fmean(rewards),
@@ -55,8 +44,6 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> dict[st
             not any(episode.advantage for episode in group.episodes) for group in groups
         ),
         "groups/total": len(groups),
-        "staleness/max": current_version - oldest,
-        "staleness/mean": (current_version * sampled - total) / sampled if sampled else 0,
     }
 
 

@@ -26,7 +26,7 @@ def test_episodes_left_out_are_in_no_mean_of_rewards() -> None:
     failed = episode(0.5, 0.0, 4)
     failed.left_out = True
     del failed.rewards["right"]
-    metrics = rollout_metrics([Group(task, [episode(1.0, 0.0, 4), failed])], current_version=4)
+    metrics = rollout_metrics([Group(task, [episode(1.0, 0.0, 4), failed])])
     assert (metrics["reward/mean"], metrics["reward/part/right"]) == (1.0, 1.0)
     assert (metrics["reward/left_out"], metrics["completion/length_mean"]) == (1, 1)
 
@@ -39,7 +39,7 @@ def test_rollout_metrics() -> None:
         Group(task, [episode(1.0, 0.7, 3, 3, 4), episode(0.0, -0.7, 4, 4, truncated=True)]),
         Group(task, [failed, episode(0.0, 0.0)]),
     ]
-    metrics = rollout_metrics(groups, current_version=5)
+    metrics = rollout_metrics(groups)
     assert metrics == {
         "reward/mean": 0.25,
         "reward/std": pytest.approx(0.4330127),
@@ -54,11 +54,4 @@ def test_rollout_metrics() -> None:
         "groups/total": 2,
         "environment/failed": 0,
         "environment/dropped": 0,
-        "staleness/max": 2,
-        "staleness/mean": pytest.approx((2 + 2 + 1 + 1 + 1 + 1) / 6),
     }
-
-
-def test_nothing_sampled_is_not_stale() -> None:
-    metrics = rollout_metrics([Group(Task("t", "?"), [episode(0, 0)])], current_version=5)
-    assert (metrics["staleness/max"], metrics["staleness/mean"]) == (0, 0)

@@ -1,9 +1,9 @@
 """The groups of a step, sampled while earlier steps were trained.
 
-How far ahead: with ``d`` steps done and a bound of ``k`` versions, groups are sampled up to step
-``d + 1 + k`` and no further (AReaL, arXiv:2505.24298, section 5.1). A step publishes at most one
-version, so each group is trained at most ``k`` versions after its first token was sampled, and none
-is sampled in vain.
+How far ahead: with ``d`` rollouts done and a bound of ``k`` versions, groups are sampled up to
+rollout ``d + 1 + k`` and no further (AReaL, arXiv:2505.24298, section 5.1). A recipe publishes at
+most one version after each, so each group is trained at most ``k`` versions after its first token
+was sampled, and none is sampled in vain.
 
 Which group is trained in which step is the run's order of tasks, whatever is finished first: the
 order does not depend on time, and slow tasks are not crowded out by quick ones.
@@ -12,30 +12,32 @@ order does not depend on time, and slow tasks are not crowded out by quick ones.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from forge_core import Group
-from forge_grpo.rollouts import Rollouts, completion_tokens
+from forge_core.contracts.types import Group
+from forge_core.replay.rollouts import Sampler, completion_tokens
 
 if TYPE_CHECKING:
-    from forge_core import ServiceHandle, Step
+    from forge_core.contracts.recipe import ServiceHandle
+    from forge_core.contracts.step import Step
     from forge_core.replay.buffer import Taken
 
 
 @asynccontextmanager
-async def sampling_ahead(rollouts: Rollouts, max_staleness: int) -> AsyncIterator[Ahead]:
+async def sampling_ahead(sampler: Sampler, max_staleness: int) -> AsyncIterator[Ahead]:
     """Sample ahead of the steps inside the block; what is under way when it ends is cancelled.
 
     A failure of what is sampled ahead ends the block at once, and is raised as itself.
     """
-    buffer = await rollouts.stage.replay_buffer(max_staleness)
+    buffer = await sampler.stage.replay_buffer(max_staleness)
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            yield Ahead(rollouts, max_staleness, buffer, await buffer.places.route(), tasks)
+            yield Ahead(sampler, max_staleness, buffer, await buffer.places.route(), tasks)
     except BaseExceptionGroup as failures:
         failure = failures.exceptions[0]  # the others came of it
     if failure is not None:
@@ -43,13 +45,13 @@ async def sampling_ahead(rollouts: Rollouts, max_staleness: int) -> AsyncIterato
 
 
 class Ahead:
-    """Gives each step its groups and keeps the groups of the next steps in the making.
+    """Gives each rollout its groups and samples those of the next ones meanwhile.
 
-    A group in the making is a task of its own: sampled, judged, put into the replay buffer at the
+    Each group is a task of its own: sampled, judged, put into the replay buffer at the
     place that its task has in the run's order.
 
     Args:
-        rollouts: samples and judges a group.
+        sampler: samples a group.
         max_staleness: most versions a trained token may lie behind.
         buffer: the replay buffer's service.
         held: places of the groups that it holds already, from a checkpoint.
@@ -58,14 +60,14 @@ class Ahead:
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        sampler: Sampler,
         max_staleness: int,
         buffer: ServiceHandle,
         held: list[int],
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._rollouts = rollouts
-        self._stage = rollouts.stage
+        self._sampler = sampler
+        self._stage = sampler.stage
         self._max_staleness = max_staleness
         self._buffer = buffer
         self._tasks = tasks
@@ -73,9 +75,9 @@ class Ahead:
         self._making: dict[int, asyncio.Task[None]] = {}
         self._since = time.perf_counter()
 
-    async def groups(self, step: Step) -> list[Group]:
-        """The step's groups, judged, in the order of its tasks."""
-        per_step = self._rollouts.per_step
+    async def groups(self, step: Step) -> dict[int, Group]:
+        """The groups of the rollout that a step begins, judged, by place."""
+        per_step = self._sampler.options.groups
         first = self._stage.position
         wanted = range(first, first + per_step)
         groups: dict[int, Group] = {}
@@ -92,21 +94,26 @@ class Ahead:
                 if len(groups) + len(taken.dropped) < len(wanted):
                     await self._forget_lost()
                 refused = sum(not group.episodes for group in groups.values())
-                self._rollouts.check_refused(refused, answered=len(groups) - refused)
+                self._sampler.check_refused(refused, answered=len(groups) - refused)
                 wanted = range(first, first + per_step + refused)
         self._stage.advance(len(wanted))
-        ordered = [groups[place] for place in wanted if groups[place].episodes]
+        answered = {place: groups[place] for place in wanted if groups[place].episodes}
         step.record({"groups/dropped": dropped, "prompts/dropped": refused})
-        self._time(step, ordered)
-        return ordered
+        self._time(step, list(answered.values()))
+        return answered
 
     def _later(self, step: Step, wanted: range) -> range:
-        """Places of the steps after this one that may be sampled by now."""
-        steps = min(self._max_staleness, self._stage.total_steps - step.number)
-        return range(wanted.stop, wanted.stop + steps * self._rollouts.per_step)
+        """Places of the rollouts after this one that may be sampled by now."""
+        options = self._sampler.options
+        this, all_of_them = (
+            math.ceil(steps / options.optimizer_steps)
+            for steps in (step.number, self._stage.total_steps)
+        )
+        count = min(self._max_staleness, all_of_them - this)
+        return range(wanted.stop, wanted.stop + count * options.groups)
 
     def _make(self, places: list[int]) -> None:
-        """Begin with those groups that are neither there nor in the making."""
+        """Begin with those groups that are neither there nor under way."""
         for place in places:
             if place not in self._held and place not in self._making:
                 self._making[place] = self._tasks.create_task(self._make_one(place))
@@ -114,9 +121,9 @@ class Ahead:
     async def _make_one(self, place: int) -> None:
         try:
             task = self._stage.task_at(place)
-            group = await self._rollouts.sample(task, place)
+            group = await self._sampler.sample(task, place)
             while _cut_off(group):
-                group = await self._rollouts.sample(task, place)
+                group = await self._sampler.sample(task, place)
             await self._stage.score(group.episodes)
             await self._buffer.add.route(place, group)
             self._held.add(place)
@@ -124,7 +131,7 @@ class Ahead:
             del self._making[place]
 
     async def _made(self, places: list[int], step: Step) -> None:
-        """Wait until those of the groups that are in the making are in the buffer."""
+        """Wait until those of the groups that are under way are in the buffer."""
         making = [self._making[place] for place in places if place in self._making]
         if making:
             with self._stage.waiting(f"groups of step {step.run_number}"):

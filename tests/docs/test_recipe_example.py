@@ -1,0 +1,60 @@
+"""The recipe of ``docs/recipes.md`` keeps the contract, and the page's tables are whole."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from forge_core import RecipeContext, RecipeService, RolloutOptions, Step
+from forge_testing.conformance.recipe import RecipeConformance
+from forge_testing.runs import small_config
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+(SOURCE,) = re.findall(r"^```python title=acme_rejection.py\n(.*?)^```$", PAGE, re.S | re.M)
+
+
+def plugin() -> ModuleType:
+    module = sys.modules["acme_rejection"] = ModuleType("acme_rejection")
+    exec(compile(SOURCE, "recipes.md", "exec", dont_inherit=True), vars(module))
+    return module
+
+
+class TestRejection(RecipeConformance):
+    config = small_config(
+        recipe={"use": "rejection", "tasks": 4, "samples": 8, "threshold": 0.0},
+        training={"steps": 4, "learning_rate": 0.01},
+    )
+    plugins = (plugin(),)
+
+
+def test_the_recipe_is_short() -> None:
+    assert len(SOURCE.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(("kind", "name"), [(RecipeContext, "stage"), (Step(1, 1), "step")])
+def test_the_page_names_all_that_there_is(kind: object, name: str) -> None:
+    members = {each for each in dir(kind) if not each.startswith("_")}
+    members |= set(getattr(kind, "__annotations__", ()))
+    mentioned = set(re.findall(rf"\b{name}\.(\w+)", PAGE))
+    own = {
+        "finish",
+        "metrics",
+        "timing",
+        "replay_buffer",
+    }  # the kernel's, or part of stage.rollouts
+    assert members - own - mentioned == set()
+    assert mentioned - members == set()
+
+
+def test_the_page_names_every_field_of_a_service() -> None:
+    table = PAGE.partition("## Services of its own")[2]
+    for field in inspect.signature(RecipeService).parameters:
+        assert f"`{field}`" in table
+    for field in ("groups", "group_size", "optimizer_steps", "max_staleness"):
+        assert field in PAGE
+        assert field in inspect.signature(RolloutOptions).parameters

@@ -20,11 +20,16 @@ class LossBatch:
         sequence: which of the S sequences each token belongs to. [N] int64
         num_sequences: S, also counting sequences without any trained token.
         fields: what the recipe gave, one value for each trained token. [N] float32
+        group: which of the G groups each sequence belongs to (``TrainSequence.group``); one that
+            stands alone has a group of its own. None where nothing is grouped. [S] int64
+        num_groups: G; all sequences of each are here.
     """
 
     sequence: torch.Tensor
     num_sequences: int
     fields: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    group: torch.Tensor | None = None
+    num_groups: int = 0
 
     def field(self, name: str) -> torch.Tensor:
         """The field of that name. [N]

@@ -9,6 +9,7 @@ masked and trained on. Text is for people and rewards.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -482,6 +483,9 @@ class TrainSequence:
         fields: what the loss needs beside logprobs: a number (for the whole sequence) or one number
             for each token [T] float32. Well-known names: ``advantages``, ``sampler_logprobs``,
             ``reference_logprobs``, ``versions``, ``weights``.
+        group: sequences of a step with the same number belong together (a pair, the answers to one
+            prompt): they are put into one micro-batch, and go through the loss in one call,
+            whatever a trainer splits for memory or over ranks. None: it stands alone.
 
     Raises:
         ValueError: the mask or a field is not as long as the tokens, or one of them holds something
@@ -491,12 +495,14 @@ class TrainSequence:
     tokens: IntArray
     loss_mask: BoolArray
     fields: Mapping[str, float | FloatArray]
+    group: int | None
 
     def __init__(
         self,
         tokens: Ints,
         loss_mask: Flags,
         fields: Mapping[str, float | Floats] = MappingProxyType({}),
+        group: int | None = None,
     ) -> None:
         from forge_core.contracts.conversion import flags, ints, number_or_floats
 
@@ -511,6 +517,7 @@ class TrainSequence:
             for name, value in fields.items()
         }
         put(self, "fields", checked)
+        put(self, "group", None if group is None else operator.index(group))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TrainSequence) or self.fields.keys() != other.fields.keys():
@@ -518,8 +525,7 @@ class TrainSequence:
         from forge_core.contracts.conversion import equal
 
         pairs: list[tuple[Any, Any]] = [
-            (self.tokens, other.tokens),
-            (self.loss_mask, other.loss_mask),
+            (getattr(self, name), getattr(other, name)) for name in ("tokens", "loss_mask", "group")
         ]
         pairs += [(value, other.fields[name]) for name, value in self.fields.items()]
         return all(equal(one, another) for one, another in pairs)
@@ -535,10 +541,13 @@ class TrainSequence:
             packed(self.tokens, protocol),
             packed(self.loss_mask, protocol),
             fields,
+            self.group,
         )
 
 
-def _unpickled_sequence(tokens: Any, loss_mask: Any, fields: Mapping[str, Any]) -> TrainSequence:
+def _unpickled_sequence(
+    tokens: Any, loss_mask: Any, fields: Mapping[str, Any], group: int | None
+) -> TrainSequence:
     import numpy as np
 
     return TrainSequence(
@@ -548,6 +557,7 @@ def _unpickled_sequence(tokens: Any, loss_mask: Any, fields: Mapping[str, Any]) 
             name: value if isinstance(value, float) else np.frombuffer(value, np.float32)
             for name, value in fields.items()
         },
+        group,
     )
 
 

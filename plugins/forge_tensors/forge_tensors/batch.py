@@ -68,6 +68,7 @@ class PackedBatch:
             num_sequences=len(sequences),
             fields={name: values[order] for name, values in self.loss_batch.fields.items()},
         )
+        # Groups are not renumbered: no loss sees this batch, its scores are put together again.
         lengths = tuple(self.lengths[i] for i in sequences)
         return (
             PackedBatch(
@@ -102,6 +103,7 @@ def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu")
         ).to(device)
         for name in names
     }
+    group, num_groups = _groups(sequences)
     owners = np.repeat(np.arange(len(sequences)), lengths)[targets]
     tokens = np.concatenate([sequence.tokens for sequence in sequences])
     return PackedBatch(
@@ -113,8 +115,22 @@ def pack(sequences: Sequence[TrainSequence], device: torch.device | str = "cpu")
             sequence=torch.from_numpy(owners).to(device),
             num_sequences=len(sequences),
             fields=fields,
+            group=None if group is None else torch.tensor(group, device=device),
+            num_groups=num_groups,
         ),
     )
+
+
+def _groups(sequences: Sequence[TrainSequence]) -> tuple[list[int] | None, int]:
+    """Number of each sequence's group, counted from 0 [S], and how many there are."""
+    if all(sequence.group is None for sequence in sequences):
+        return None, 0
+    keys = [
+        ("alone", index) if sequence.group is None else ("group", sequence.group)
+        for index, sequence in enumerate(sequences)
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys], len(numbers)
 
 
 def _check(index: int, sequence: TrainSequence, names: KeysView[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from forge_core import LossBatch, TrainSequence, UsageError
 from forge_tensors.batch import pack
+from forge_tensors.units import units
 
 
 @st.composite
@@ -157,3 +160,30 @@ def test_some_sequences_are_a_batch_of_their_own() -> None:
         assert part.loss_batch.num_sequences == len(chosen)
         advantages = part.loss_batch.field("advantages")
         assert torch.equal(advantages, expected.loss_batch.field("advantages"))
+
+
+def test_sequences_of_a_group_share_a_number_and_the_others_have_their_own() -> None:
+    def sequence(group: int | None) -> TrainSequence:
+        return TrainSequence([1, 2], [False, True], group=group)
+
+    batch = pack([sequence(group) for group in (7, None, 3, 7, None, 3)]).loss_batch
+    assert batch.group is not None
+    assert (batch.group.tolist(), batch.num_groups) == ([0, 1, 2, 0, 3, 2], 4)
+    assert pack([sequence(None)]).loss_batch.group is None
+
+
+def test_units_are_groups_and_sequences_that_stand_alone() -> None:
+    rows = [TrainSequence([1], [False], group=group) for group in (5, None, 5, None, 2)]
+    assert units([rows, rows[1:2]]) == [[[0, 2], [1], [3], [4]], [[5]]]
+    with pytest.raises(UsageError, match="group 5 are in micro-batches 1 and 2"):
+        units([rows[:2], rows[2:]])
+
+
+def test_a_sequence_travels_as_it_is() -> None:
+    row = TrainSequence([1, 2], [False, True], {"a": 0.5, "b": [1.0, float("nan")]}, group=4)
+    for protocol in (4, 5):
+        again = pickle.loads(pickle.dumps(row, protocol))
+        assert again.fields.keys() == row.fields.keys()
+        assert again.fields["b"].tobytes() == np.float32([1.0, float("nan")]).tobytes()
+        assert replace(again, fields={}) == replace(row, fields={})
+        assert (again.group, again.tokens.dtype, again.loss_mask.dtype) == (4, np.int32, np.bool_)

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from forge_core import TrainSequence
-
 Pass = list[int]
-"""Indices of the sequences that go through the model together."""
+"""Indices of what goes through the model together."""
 
 
 def share(sizes: Sequence[Sequence[int]], ranks: int, max_tokens: int | None) -> list[list[Pass]]:
     """Passes of each rank.
 
     Args:
-        sizes: tokens of each sequence, by micro-batch; indices count over all micro-batches.
+        sizes: tokens of each unit (a sequence, or those that belong together), by micro-batch;
+            indices count over all micro-batches.
         ranks: data-parallel ranks.
-        max_tokens: most tokens in a pass; a longer sequence goes alone.
+        max_tokens: most tokens in a pass; a longer unit goes alone.
 
     Returns:
         for each rank its passes, equally many. With one rank they are the micro-batches, without
@@ -44,13 +43,8 @@ def share(sizes: Sequence[Sequence[int]], ranks: int, max_tokens: int | None) ->
     return [passes + [[] for _ in range(most - len(passes))] for passes in shares]
 
 
-def lengths(micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[int]]:
-    """Tokens of each sequence, by micro-batch."""
-    return [[len(sequence.tokens) for sequence in batch] for batch in micro_batches]
-
-
 def _balance(sizes: Sequence[int], bins: int) -> list[Pass]:
-    """All sequences in so many bins of about equally many tokens: the longest first, each to the
+    """All units in so many bins of about equally many tokens: the longest first, each to the
     emptiest bin."""
     filled: list[Pass] = [[] for _ in range(bins)]
     used = [0] * bins

@@ -29,11 +29,12 @@ from forge_tensors.float32 import set_float32
 from forge_tensors.loss_step import LossStep
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.schedule import learning_rate
+from forge_tensors.units import units
 from forge_titan.optimizer import make_optimizers, make_schedulers
 from forge_titan.policy import Policy, local
 from forge_titan.ranks import Ranks
 from forge_titan.settings import TitanTrainerSettings
-from forge_titan.sharing import lengths, share
+from forge_titan.sharing import share
 from forge_titan.state import load_state, save_state
 from forge_titan.titan import clip_grad_norm_
 from forge_titan.weights import hf_shards, hf_weights, load_weights, save_weights
@@ -216,13 +217,20 @@ class TitanTrainer:
         """
         pipeline = self.ranks.degrees.pipeline
         each = 2 * pipeline if pipeline > 1 else 1
+        together = units(micro_batches)
+        sequences = [sequence for batch in micro_batches for sequence in batch]
         shares = share(
-            lengths(micro_batches),
+            [[sum(len(sequences[i].tokens) for i in unit) for unit in batch] for batch in together],
             self.ranks.degrees.data * each,
             self.settings.max_tokens_per_micro_batch,
         )
+        every = [unit for batch in together for unit in batch]
         first = self.ranks.data_rank * each
-        return [indices for passes in shares[first : first + each] for indices in passes]
+        return [
+            [index for number in numbers for index in every[number]]
+            for passes in shares[first : first + each]
+            for numbers in passes
+        ]
 
     def _from_head(self, value: T) -> T:
         """What the rank with the head gives, on each rank of its pipeline. A collective."""

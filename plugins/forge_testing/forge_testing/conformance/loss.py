@@ -15,7 +15,7 @@ is left is that sums and counts add up, however a batch is split, ordered or fil
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -37,6 +37,7 @@ class Rows:
     fields: Mapping[str, Sequence[torch.Tensor]]
     with_entropy: bool = False
     """The loss is given the entropy."""
+    group: Sequence[int] | None = None
 
     def pick(self, indices: Sequence[int]) -> Rows:
         """The same for some of the sequences, in that order."""
@@ -45,7 +46,20 @@ class Rows:
             [self.entropy[i] for i in indices],
             {name: [rows[i] for i in indices] for name, rows in self.fields.items()},
             self.with_entropy,
+            None if self.group is None else [self.group[i] for i in indices],
         )
+
+    def whole(self, parts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The same parts, with every sequence in that of the first of its group."""
+        group = range(len(self.logprobs)) if self.group is None else self.group
+        order = dict.fromkeys(group[i] for part in parts for i in part)
+        homes = {group[i]: number for number, part in reversed([*enumerate(parts)]) for i in part}
+        members = {each: [i for i, own in enumerate(group) if own == each] for each in order}
+        found = [
+            [i for each in order if homes[each] == number for i in members[each]]
+            for number in range(len(parts))
+        ]
+        return [part for part in found if part]
 
 
 class LossConformance(Suite):
@@ -54,6 +68,10 @@ class LossConformance(Suite):
     not_differentiated: str = ""
     """Why the gradient is meant to differ from that of the value (a stop-gradient, say): the
     comparison with finite differences is left out, with this reason."""
+
+    groups: Sequence[int] = ()
+    """For a loss that compares sequences: the group of each of ``LENGTHS``, such as (0, 0, 1, 1)
+    for pairs. Batches are then split between groups only."""
 
     @pytest.fixture
     def selection(self) -> Selection[Loss]:
@@ -104,7 +122,8 @@ class LossConformance(Suite):
             ]
             for name in sorted(needs - {"entropy"})
         }
-        return Rows(logprobs, [-negative(length) for length in LENGTHS], fields, "entropy" in needs)
+        entropy = [-negative(length) for length in LENGTHS]
+        return Rows(logprobs, entropy, fields, "entropy" in needs, self.groups or None)
 
     def test_it_returns_a_sum_and_a_count(self, loss: Loss, rows: Rows) -> None:
         output, _, _ = _call(loss, rows)
@@ -129,6 +148,7 @@ class LossConformance(Suite):
     def test_any_split_adds_up_to_the_same(
         self, loss: Loss, rows: Rows, parts: list[list[int]]
     ) -> None:
+        parts = rows.whole(parts)
         whole, gradient, of_entropy = _call(loss, rows)
         outputs = [_call(loss, rows.pick(part)) for part in parts]
         _equal(sum(output.sum for output, _, _ in outputs), whole.sum)
@@ -201,7 +221,7 @@ class LossConformance(Suite):
     def test_needs_is_what_it_uses(self, loss: Loss, rows: Rows) -> None:
         used: set[str] = set()
         batch = _batch(rows)
-        spied = LossBatch(batch.sequence, batch.num_sequences, _Spy(batch.fields, used))
+        spied = replace(batch, fields=_Spy(batch.fields, used))
         entropy = torch.cat(list(rows.entropy)) if rows.with_entropy else None
         output = loss(torch.cat(list(rows.logprobs)), spied, entropy)
         assert used == rows.fields.keys(), "needs names other fields than the loss reads"
@@ -238,7 +258,16 @@ def _batch(rows: Rows, untrained: int = 0, dtype: torch.dtype = torch.float64) -
     """A loss batch; ``untrained`` sequences without any token stand between the others."""
     owners = [i + (untrained if i else 0) for i in range(len(rows.logprobs))]
     sequence = [torch.full((len(r),), i) for i, r in zip(owners, rows.logprobs, strict=True)]
+    group, num_groups = None, 0
+    if rows.group is not None:
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(rows.group))}
+        alone = range(len(numbers), len(numbers) + untrained)
+        group = torch.tensor([numbers[each] for each in rows.group], dtype=torch.int64)
+        group = torch.cat([group[:1], torch.tensor([*alone], dtype=torch.int64), group[1:]])
+        num_groups = len(numbers) + untrained
     return LossBatch(
+        group=group,
+        num_groups=num_groups,
         sequence=_join(sequence, torch.int64),
         num_sequences=len(rows.logprobs) + untrained,
         fields={name: _join(values, dtype) for name, values in rows.fields.items()},

@@ -133,6 +133,23 @@ class TrainerConformance(Suite):
             assert result.tokens == results[0].tokens == sum(len(s.tokens) for s in sequences)
             assert result.trained_tokens == sum(sum(s.loss_mask) for s in sequences)
 
+    async def test_sequences_that_belong_together_are_not_parted(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        sequences = [
+            TrainSequence(s.tokens, s.loss_mask, {"chosen": 1.0 - 2.0 * (index >= 4)}, index % 4)
+            for index, s in enumerate(make_sequences(model_folder))
+        ]
+        plain = PlainLoop(model_folder, Pairs())
+        expected_loss, _ = plain.step(sequences, RATES[0], temperature=1.0)
+        for parts in ([[*range(8)]], [[4, 0, 1, 5], [7, 6, 2, 3]], [[i, i + 4] for i in range(4)]):
+            trainer = await make("pairs")
+            result = await trainer.train_step([[sequences[i] for i in part] for part in parts])
+            assert result.loss == pytest.approx(expected_loss, rel=1e-5)
+            assert _distance(await _weights(trainer), plain.weights) < 1e-4
+        with pytest.raises(UsageError, match="group 1 are in micro-batches 1 and 2"):
+            await trainer.train_step([sequences[:2], sequences[5:6]])
+
     async def test_logprobs_are_those_of_a_forward_pass(
         self, make: MakeTrainer, model_folder: Path
     ) -> None:
@@ -447,7 +464,9 @@ class PlainLoop:
             for name in sequences[0].fields
         }
         owners = [torch.full((len(row),), i) for i, row in enumerate(logprobs)]
-        batch = LossBatch(torch.cat(owners), len(sequences), fields)
+        numbers = [index if s.group is None else s.group for index, s in enumerate(sequences)]
+        groups, count = torch.tensor(numbers), max(numbers) + 1
+        batch = LossBatch(torch.cat(owners), len(sequences), fields, groups, count)
         output = self.loss(torch.cat(logprobs), batch, torch.cat(entropies))
         loss = output.sum / output.count
         self.optimizer.zero_grad()
@@ -483,6 +502,22 @@ class Clipped:
         return LossOutput(total, logprobs.numel(), {"ratio": (ratio.detach().sum(), ratio.numel())})
 
 
+class Pairs:
+    """Of two sequences, make the chosen one more probable than the other: -log sigmoid of the
+    difference of their logprobs, as in DPO (arXiv:2305.18290, eq. 7) without a reference."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    ) -> LossOutput:
+        assert batch.group is not None
+        alone = batch.group.bincount(minlength=batch.num_groups) != 2
+        assert not alone.any(), "a pair was parted"
+        margins = logprobs.new_zeros(batch.num_groups).index_add(
+            0, batch.group[batch.sequence], batch.field("chosen") * logprobs
+        )
+        return LossOutput(-torch.nn.functional.logsigmoid(margins).sum(), batch.num_groups)
+
+
 class NotANumber(Nll):
     """NaN where the trap is set."""
 
@@ -512,6 +547,7 @@ LOSSES: dict[str, Selection[Loss]] = {
     ),
     "nan": select("loss", lambda settings, context: NotANumber(), needs={"trap"}),
     "steep": select("loss", lambda settings, context: Steep(), needs={"trap"}),
+    "pairs": select("loss", lambda settings, context: Pairs(), needs={"chosen"}),
 }
 
 

@@ -32,6 +32,7 @@ from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32
 from forge_tensors.loss_step import LossStep, LossSums
 from forge_tensors.schedule import learning_rate
+from forge_tensors.units import units
 from forge_torch.trainer.optimizer import load_moments, make_optimizer
 from forge_torch.trainer_settings import TorchTrainerSettings
 
@@ -230,7 +231,8 @@ class TorchTrainer:
     def _split(
         self, micro_batches: Sequence[Sequence[TrainSequence]]
     ) -> Iterator[list[TrainSequence]]:
-        """Micro-batches of at most the tokens allowed, in order; empty ones are left out.
+        """Micro-batches of at most the tokens allowed, in order; empty ones are left out. What
+        belongs together is not split, and a group that is larger goes alone.
 
         Raises:
             UsageError: a sequence is longer than the model's window. Rotary positions beyond it
@@ -243,15 +245,16 @@ class TorchTrainer:
                 f"{self._window} (max_position_embeddings)"
             )
         limit = self.settings.max_tokens_per_micro_batch or math.inf
-        for sequences in micro_batches:
+        every = [sequence for sequences in micro_batches for sequence in sequences]
+        for together in units(micro_batches):
             part: list[TrainSequence] = []
             used = 0
-            for sequence in sequences:
-                length = len(sequence.tokens)
+            for unit in together:
+                length = sum(len(every[index].tokens) for index in unit)
                 if part and used + length > limit:
                     yield part
                     part, used = [], 0
-                part.append(sequence)
+                part += [every[index] for index in unit]
                 used += length
             if part:
                 yield part

@@ -128,7 +128,7 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
         TrainSequence,
     )
     from forge_sft.plugin import forge_losses
-    from forge_titan.settings import TitanTrainerSettings, build_trainer
+    from forge_titan.settings import TRAINER, TitanTrainerSettings
 
     (loss,) = forge_losses()
     context = BuildContext(
@@ -137,7 +137,7 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
         distributed=DistributedSection(),
         loss=Selection(family="loss", component=loss, settings=loss.settings()),
     )
-    trainer = build_trainer(TitanTrainerSettings(device="cpu"), context)
+    trainer = TRAINER.build(TitanTrainerSettings(device="cpu"), context)
     mask = [False] + [True] * (arguments.length - 1)
     rows = [TrainSequence(row, mask) for row in tokens.tolist()]
     return lambda: asyncio.run(trainer.train_step([rows])).loss

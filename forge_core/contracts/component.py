@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from forge_core.contracts.target import Target
+
 if TYPE_CHECKING:
     from forge_core.contracts.context import BuildContext
 
@@ -23,8 +25,10 @@ class Component(Generic[T_co]):
     Args:
         name: what people write behind ``use:``; lower case, words joined by ``_``.
         settings: a light pydantic model (derive it from ``Settings``); the rest of the section.
-        build: module-level function ``(settings, context) -> the component``. The only place where
-            heavy packages are imported.
+        build: what makes the component: ``"module:attribute"`` of a class or function, which is
+            imported then, so heavy packages are imported there and nowhere else. For components
+            registered in code, a function will do. It is called with ``(settings, context)``, or
+            with the first of them if it takes fewer.
         summary: one line for ``forge plugins``.
         check: module-level function ``(settings, context)`` that raises ``UsageError`` for what
             ``build`` would refuse, before anything starts (``forge run --dry-run`` too). The
@@ -38,7 +42,11 @@ class Component(Generic[T_co]):
 
     name: str
     settings: type[BaseModel]
-    build: Callable[[Any, BuildContext], T_co]
+    build: str | Callable[..., T_co]
     summary: str
     check: Callable[[Any, BuildContext], None] | None = None
     default: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.build, str):
+            object.__setattr__(self, "build", Target(self.build))

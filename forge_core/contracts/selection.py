@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -26,6 +26,7 @@ from forge_core.contracts.families import (
     TrainerComponent,
     TransportComponent,
 )
+from forge_core.contracts.target import call_build
 
 if TYPE_CHECKING:
     from forge_core.contracts.component import Component
@@ -180,7 +181,8 @@ class Selection(Generic[T_co]):
         """
         try:
             with contained():
-                built = self.component.build(self.settings, context)
+                build = cast("Callable[..., T_co]", self.component.build)
+                built: T_co = call_build(build, self.settings, context)
         except Exception as error:
             if self.family in PARTS and not isinstance(error, ForgeError):
                 error.add_note(f"in the build of {title(self)}")

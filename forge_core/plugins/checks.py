@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from forge_core.contracts.component import Component
 from forge_core.contracts.contributions import Command, Preset, Section
 from forge_core.contracts.families import COMPONENT_TYPES, REACHES, TransportComponent
 from forge_core.plugins.secrets import secret_setting
+from forge_core.plugins.targets import build_problem
 from forge_core.sections import Sections
 
 COMPONENT_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -152,24 +152,9 @@ def check_component(
             f"{where}: setting {secret!r} is a secret, and a config is written to the run folder; "
             f"take {secret}_file or {secret}_env, the name of a file or of a variable that holds it"
         )
-    if not callable(item.build):
-        raise UnfitError(f"{where}: build must be a function (settings, context)")
-    if installed and not _is_module_level(item.build):
-        raise UnfitError(
-            f"{where}: build must be a module-level function, so that other processes find it"
-        )
-    try:
-        inspect.signature(item.build).bind(None, None)
-    except TypeError:
-        raise UnfitError(f"{where}: build must take (settings, context)") from None
+    if problem := build_problem(item.build, installed=installed):
+        raise UnfitError(f"{where}: {problem}")
     return item
-
-
-def _is_module_level(build: object) -> bool:
-    if not inspect.isfunction(build):
-        return False
-    module = sys.modules.get(build.__module__)
-    return getattr(module, build.__qualname__, None) is build
 
 
 def check_section(

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge_core.contracts.context import BuildContext
 from forge_core.contracts.families import RuntimeComponent
 from forge_core.contracts.settings import Settings
 
-if TYPE_CHECKING:
-    from forge_core.runtimes.local import LocalRuntime
-
 
 class LocalSettings(Settings):
     """Nothing to set."""
-
-
-def build_local(settings: LocalSettings, context: BuildContext) -> LocalRuntime:
-    from forge_core.runtimes.local import LocalRuntime
-
-    return LocalRuntime()
 
 
 def check_local(settings: LocalSettings, context: BuildContext) -> None:
@@ -34,7 +23,7 @@ def check_local(settings: LocalSettings, context: BuildContext) -> None:
 LOCAL = RuntimeComponent(
     name="local",
     settings=LocalSettings,
-    build=build_local,
+    build="forge_core.runtimes.local:LocalRuntime",
     check=check_local,
     summary="replicas in this process, for one machine and for debugging",
     in_process=True,

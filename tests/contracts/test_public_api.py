@@ -18,7 +18,7 @@ KERNEL = ROOT / "forge_core"
 LISTING = Path(__file__).with_name("public_api.txt")
 DESIGN = ROOT / "docs" / "design.md"
 
-ENFORCEMENT = {"blame", "built", "conversion"}
+ENFORCEMENT = {"blame", "built", "target", "conversion"}
 """Modules of the ground floor by which the kernel holds components to the contracts."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_chaos.settings import ChaosSettings
-from forge_core import BuildContext, Tracker, TrackerComponent, hookimpl
-
-
-def build(settings: ChaosSettings, context: BuildContext) -> Tracker:
-    from forge_chaos.tracker import ChaosTracker
-
-    return ChaosTracker(settings)
+from forge_core import TrackerComponent, hookimpl
 
 
 @hookimpl
@@ -19,6 +13,6 @@ def forge_trackers() -> Iterable[TrackerComponent]:
     yield TrackerComponent(
         name="chaos",
         settings=ChaosSettings,
-        build=build,
+        build="forge_chaos.tracker:ChaosTracker",
         summary="injects faults into the run by a seeded schedule, and records what to check",
     )

@@ -6,14 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forge_core import (
-    BuildContext,
     DatasetComponent,
     EnvironmentComponent,
     Finding,
-    Loss,
     LossComponent,
     Preset,
-    Recipe,
     RecipeComponent,
     RewardComponent,
     hookimpl,
@@ -22,7 +19,7 @@ from forge_grpo.datasets import arithmetic
 from forge_grpo.environments import single_turn
 from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings, grpo_needs
 from forge_grpo.recipe_settings import GrpoSettings, max_staleness
-from forge_grpo.rewards import exact_match, last_number, thinking
+from forge_grpo.rewards import last_number
 from forge_grpo.rewards.answers import check_answers
 from forge_grpo.rewards.math_component import MATH
 from forge_grpo.rewards.settings import ExactMatchSettings, ThinkingSettings
@@ -30,36 +27,12 @@ from forge_grpo.rewards.settings import ExactMatchSettings, ThinkingSettings
 PRESETS = Path(__file__).parent / "presets"
 
 
-def _build_recipe(settings: GrpoSettings, context: BuildContext) -> Recipe:
-    from forge_grpo.recipe import GrpoRecipe
-
-    return GrpoRecipe(settings)
-
-
-def _build_grpo(settings: GrpoLossSettings, context: BuildContext) -> Loss:
-    from forge_grpo.losses.grpo import Grpo
-
-    return Grpo(settings)
-
-
-def _build_gspo(settings: GspoSettings, context: BuildContext) -> Loss:
-    from forge_grpo.losses.gspo import Gspo
-
-    return Gspo(settings)
-
-
-def _build_reinforce(settings: ReinforceSettings, context: BuildContext) -> Loss:
-    from forge_grpo.losses.reinforce import Reinforce
-
-    return Reinforce(settings)
-
-
 @hookimpl
 def forge_recipes() -> Iterable[RecipeComponent]:
     yield RecipeComponent(
         name="grpo",
         settings=GrpoSettings,
-        build=_build_recipe,
+        build="forge_grpo.recipe:GrpoRecipe",
         requires={"dataset", "rewards", "environment", "generator", "trainer", "loss"},
         provides={"advantages", "sampler_logprobs", "reference_logprobs"},
         defaults={"loss": {"use": "grpo"}, "training": {"batch_size": 64}},
@@ -73,21 +46,21 @@ def forge_losses() -> Iterable[LossComponent]:
     yield LossComponent(
         name="grpo",
         settings=GrpoLossSettings,
-        build=_build_grpo,
+        build="forge_grpo.losses.grpo:Grpo",
         needs=grpo_needs,
         summary="clipped ratio times advantage, optional KL and entropy (GRPO, DAPO)",
     )
     yield LossComponent(
         name="gspo",
         settings=GspoSettings,
-        build=_build_gspo,
+        build="forge_grpo.losses.gspo:Gspo",
         needs={"advantages", "sampler_logprobs"},
         summary="ratio and clip of whole sequences (GSPO)",
     )
     yield LossComponent(
         name="reinforce",
         settings=ReinforceSettings,
-        build=_build_reinforce,
+        build="forge_grpo.losses.reinforce:Reinforce",
         needs={"advantages"},
         summary="plain policy gradient",
     )
@@ -98,14 +71,14 @@ def forge_rewards() -> Iterable[RewardComponent]:
     yield RewardComponent(
         name="exact_match",
         settings=ExactMatchSettings,
-        build=exact_match.build,
+        build="forge_grpo.rewards.exact_match:ExactMatch",
         check_tasks=check_answers,
         summary="1 if the completion is the answer",
     )
     yield RewardComponent(
         name="last_number",
         settings=last_number.LastNumberSettings,
-        build=last_number.build,
+        build="forge_grpo.rewards.last_number:LastNumber",
         check_tasks=check_answers,
         summary="1 if the last whole number in the completion is the answer",
     )
@@ -113,7 +86,7 @@ def forge_rewards() -> Iterable[RewardComponent]:
     yield RewardComponent(
         name="thinking",
         settings=ThinkingSettings,
-        build=thinking.build,
+        build="forge_grpo.rewards.thinking:Thinking",
         summary="form of a reasoned answer: <think>...</think> and then text",
     )
 
@@ -123,7 +96,7 @@ def forge_environments() -> Iterable[EnvironmentComponent]:
     yield EnvironmentComponent(
         name="single_turn",
         settings=single_turn.SingleTurnSettings,
-        build=single_turn.build,
+        build="forge_grpo.environments.single_turn:SingleTurn",
         check=single_turn.check,
         check_tasks=single_turn.check_tasks,
         summary="one prompt, one completion",
@@ -136,7 +109,7 @@ def forge_datasets() -> Iterable[DatasetComponent]:
     yield DatasetComponent(
         name="arithmetic",
         settings=arithmetic.ArithmeticSettings,
-        build=arithmetic.build,
+        build="forge_grpo.datasets.arithmetic:Arithmetic",
         summary="all problems of two operands, train and test disjoint",
     )
 

@@ -7,11 +7,15 @@ import contextlib
 import functools
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from forge_core import PluginError
 from forge_core.processes.descriptors import raise_limit
-from forge_monarch.settings import TESTED, TlsFiles
+from forge_monarch.settings import TESTED, MonarchSettings, TlsFiles
 from forge_monarch.tls import use
+
+if TYPE_CHECKING:
+    from forge_monarch.runtime import MonarchRuntime
 
 TUNING = {
     # How soon a death is noticed, a storage's too. Default 10 s: too long for requests in flight.
@@ -61,6 +65,18 @@ def load(hang_after: float, tls: TlsFiles | None = None) -> None:
         ) from error
     silence = f"{round(hang_after * 1000)}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
+
+
+def build(settings: MonarchSettings) -> MonarchRuntime:
+    """The runtime, once Monarch is imported as the settings ask for it.
+
+    Raises:
+        PluginError: as ``load``.
+    """
+    load(settings.hang_after, settings.tls)
+    from forge_monarch.runtime import MonarchRuntime
+
+    return MonarchRuntime(settings)
 
 
 @functools.cache

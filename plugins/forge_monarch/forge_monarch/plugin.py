@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Command, Finding, RuntimeComponent, hookimpl
+from forge_core import Command, Finding, RuntimeComponent, hookimpl
 from forge_monarch.placement import check_placement, hosts
 from forge_monarch.settings import TESTED, MonarchSettings
 
 if TYPE_CHECKING:
     from forge_core import RunConfig
-    from forge_monarch.runtime import MonarchRuntime
-
-
-def build_monarch(settings: MonarchSettings, context: BuildContext) -> MonarchRuntime:
-    from forge_monarch.engine import load
-
-    load(settings.hang_after, settings.tls)
-    from forge_monarch.runtime import MonarchRuntime
-
-    return MonarchRuntime(settings)
 
 
 MONARCH = RuntimeComponent(
     name="monarch",
     settings=MonarchSettings,
-    build=build_monarch,
+    build="forge_monarch.engine:build",
     hosts=hosts,
     fabric="monarch",
     summary="replicas in processes on one or many hosts, over Monarch's meshes",

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_core import (
-    BuildContext,
     DatasetComponent,
-    Loss,
     LossComponent,
-    Recipe,
     RecipeComponent,
     hookimpl,
 )
@@ -19,24 +16,12 @@ from forge_sft.losses.settings import CrossEntropySettings
 from forge_sft.recipe_settings import SftSettings
 
 
-def _build_recipe(settings: SftSettings, context: BuildContext) -> Recipe:
-    from forge_sft.recipe import SftRecipe
-
-    return SftRecipe(settings)
-
-
-def _build_cross_entropy(settings: CrossEntropySettings, context: BuildContext) -> Loss:
-    from forge_sft.losses.cross_entropy import CrossEntropy
-
-    return CrossEntropy()
-
-
 @hookimpl
 def forge_recipes() -> Iterable[RecipeComponent]:
     yield RecipeComponent(
         name="sft",
         settings=SftSettings,
-        build=_build_recipe,
+        build="forge_sft.recipe:SftRecipe",
         requires={"dataset", "trainer", "loss"},
         defaults={"loss": {"use": "cross_entropy"}, "training": {"batch_size": 8}},
         check=check_recipe,
@@ -52,7 +37,7 @@ def forge_losses() -> Iterable[LossComponent]:
     yield LossComponent(
         name="cross_entropy",
         settings=CrossEntropySettings,
-        build=_build_cross_entropy,
+        build="forge_sft.losses.cross_entropy:CrossEntropy",
         summary="negative log-likelihood of the response tokens",
     )
 
@@ -62,6 +47,6 @@ def forge_datasets() -> Iterable[DatasetComponent]:
     yield DatasetComponent(
         name="jsonl",
         settings=jsonl.JsonlSettings,
-        build=jsonl.build,
+        build="forge_sft.datasets.jsonl:Jsonl",
         summary="one JSON object a line: prompt and response, or messages",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,9 +12,6 @@ from forge_core.runtimes.devices import computes_on_cuda
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory
 from forge_titan.supported import check_model
-
-if TYPE_CHECKING:
-    from forge_titan.trainer import TitanTrainer
 
 TESTED = "0.3.0"
 """The TorchTitan release that this plugin was written against."""
@@ -57,20 +54,6 @@ def trainer_cautions(settings: TitanTrainerSettings, context: BuildContext) -> l
     return bfloat16_weights(context)
 
 
-def build_trainer(settings: TitanTrainerSettings, context: BuildContext) -> TitanTrainer:
-    """Load ``context.model.path`` and make this rank's part of the trainer.
-
-    Raises:
-        PluginError: TorchTitan is not installed.
-        UsageError: something is asked for that this trainer does not do.
-        DataError: the model folder cannot be loaded, or TorchTitan has no such model.
-    """
-    require_torchtitan()
-    from forge_titan.trainer import TitanTrainer
-
-    return TitanTrainer(settings, context)
-
-
 def require_torchtitan() -> None:
     """Make sure that TorchTitan is there; another release than the tested one is warned of.
 
@@ -104,7 +87,7 @@ def trainer_location(settings: TitanTrainerSettings) -> Location:
 TRAINER = TrainerComponent(
     name="titan",
     settings=TitanTrainerSettings,
-    build=build_trainer,
+    build="forge_titan.start:build",
     check=check_trainer,
     cautions=trainer_cautions,
     memory=trainer_memory,

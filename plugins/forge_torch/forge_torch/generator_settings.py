@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -11,9 +11,6 @@ from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, 
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
-
-if TYPE_CHECKING:
-    from forge_torch.generator.generator import TorchGenerator
 
 
 class TorchGeneratorSettings(Settings):
@@ -75,18 +72,6 @@ def check_boundaries(wanted: int | None, boundaries: Sequence[int]) -> None:
         )
 
 
-def build_generator(settings: TorchGeneratorSettings, context: BuildContext) -> TorchGenerator:
-    """Load ``context.model.path`` and make the generator.
-
-    Raises:
-        ConfigError: the window or the device asked for is not available.
-        DataError: the model folder cannot be loaded, or its architecture cannot be decoded.
-    """
-    from forge_torch.generator.generator import TorchGenerator
-
-    return TorchGenerator(settings, context)
-
-
 def generator_location(settings: TorchGeneratorSettings) -> Location:
     """On the device that the settings say."""
     insists = settings.device == "cuda"
@@ -102,7 +87,7 @@ def most_tokens(settings: TorchGeneratorSettings) -> TokenLimit:
 GENERATOR = GeneratorComponent(
     name="torch",
     settings=TorchGeneratorSettings,
-    build=build_generator,
+    build="forge_torch.generator.generator:TorchGenerator",
     check=check_generator,
     location=generator_location,
     max_tokens=most_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,9 +19,6 @@ from forge_core import (
 from forge_core.models.precision import bfloat16_weights
 from forge_core.runtimes.devices import computes_on_cuda
 from forge_tensors.activations import head_activations, layer_activations
-
-if TYPE_CHECKING:
-    from forge_torch.trainer.trainer import TorchTrainer
 
 
 class TorchTrainerSettings(Settings):
@@ -124,19 +121,6 @@ def trainer_cautions(settings: TorchTrainerSettings, context: BuildContext) -> l
     return bfloat16_weights(context)
 
 
-def build_trainer(settings: TorchTrainerSettings, context: BuildContext) -> TorchTrainer:
-    """Load ``context.model.path`` and make the trainer.
-
-    Raises:
-        UsageError: something is asked for that this trainer does not do.
-        DataError: the model folder cannot be loaded.
-    """
-    from forge_torch.trainer.trainer import TorchTrainer
-
-    check_trainer(settings, context)
-    return TorchTrainer(settings, context)
-
-
 def trainer_location(settings: TorchTrainerSettings) -> Location:
     """On the device that the settings say."""
     insists = settings.device == "cuda"
@@ -147,7 +131,7 @@ def trainer_location(settings: TorchTrainerSettings) -> Location:
 TRAINER = TrainerComponent(
     name="torch",
     settings=TorchTrainerSettings,
-    build=build_trainer,
+    build="forge_torch.trainer.trainer:TorchTrainer",
     check=check_trainer,
     cautions=trainer_cautions,
     memory=trainer_memory,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forge_core import PluginError, UsageError
+from forge_core import BuildContext, PluginError, UsageError
 from forge_monarch.engine import import_monarch
-from forge_torchstore.settings import INSTALL
+from forge_torchstore.settings import INSTALL, TorchStoreSettings
+
+if TYPE_CHECKING:
+    from forge_torchstore.transport import TorchStoreTransport
 
 CALLS = {
     "initialize": {"strategy", "store_name", "mesh"},
@@ -38,6 +41,23 @@ def load() -> Any:
 
     _check_world()
     return torchstore
+
+
+def build(settings: TorchStoreSettings, context: BuildContext) -> TorchStoreTransport:
+    """This process's end of the transport.
+
+    Raises:
+        PluginError, UsageError: as ``load``.
+    """
+    load()
+    from forge_torchstore.transport import TorchStoreTransport
+
+    return TorchStoreTransport(
+        context.channel,
+        storage=settings.storage,
+        rank=context.rank,
+        world_size=context.world_size,
+    )
 
 
 def check_api(module: object) -> None:

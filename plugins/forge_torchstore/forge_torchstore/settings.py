@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from forge_core import BuildContext, PluginError, Settings, TransportComponent
-
-if TYPE_CHECKING:
-    from forge_torchstore.transport import TorchStoreTransport
 
 TESTED = "0.1.2"
 """Version of torchstore that this package was tested with."""
@@ -33,20 +30,6 @@ class TorchStoreSettings(Settings):
     )
 
 
-def build_torchstore(settings: TorchStoreSettings, context: BuildContext) -> TorchStoreTransport:
-    from forge_torchstore import engine
-
-    engine.load()
-    from forge_torchstore.transport import TorchStoreTransport
-
-    return TorchStoreTransport(
-        context.channel,
-        storage=settings.storage,
-        rank=context.rank,
-        world_size=context.world_size,
-    )
-
-
 def check_installed(settings: TorchStoreSettings, context: BuildContext) -> None:
     """Raises:
     PluginError: TorchStore is not installed; names the command that fixes it.
@@ -58,7 +41,7 @@ def check_installed(settings: TorchStoreSettings, context: BuildContext) -> None
 TORCHSTORE = TransportComponent(
     name="torchstore",
     settings=TorchStoreSettings,
-    build=build_torchstore,
+    build="forge_torchstore.engine:build",
     check=check_installed,
     summary="TorchStore: sharded weights, between the processes of one host or several",
     reach="cluster",

@@ -36,7 +36,7 @@ from forge_vllm.sampling import (
     completion_part,
     is_refusal,
 )
-from forge_vllm.settings import VllmSettings, check_transport, generator_location
+from forge_vllm.settings import VllmSettings, check_generator, check_transport, generator_location
 from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class VllmGenerator:
     """
 
     def __init__(self, settings: VllmSettings, context: BuildContext) -> None:
+        check_generator(settings, context)
         if context.model.path is None:
             raise ConfigError("model.path: generator vllm needs a model folder")
         check_folder(

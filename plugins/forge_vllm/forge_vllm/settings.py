@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,9 +14,6 @@ from forge_core.runtimes.devices import visible_devices
 from forge_vllm import keys
 from forge_vllm.names import check_names, for_cpu, require_vllm
 from forge_vllm.supported import check_early
-
-if TYPE_CHECKING:
-    from forge_vllm.generator import VllmGenerator
 
 OWNED_ENGINE_KEYS = {
     "model": "model.path says it",
@@ -138,7 +135,7 @@ class VllmSettings(Settings):
 
 
 def check_generator(settings: VllmSettings, context: BuildContext) -> None:
-    """Refuse what ``build_generator`` would refuse, as far as it can be told without vLLM.
+    """Refuse what the generator would refuse, as far as it can be told without vLLM.
 
     Raises:
         ConfigError: vLLM is not installed, a key is unknown to it or is Forge's, or more than one
@@ -270,19 +267,6 @@ def check_transport(context: BuildContext, cause: str) -> None:
         )
 
 
-def build_generator(settings: VllmSettings, context: BuildContext) -> VllmGenerator:
-    """Start the engine on ``context.model.path`` and make the generator.
-
-    Raises:
-        ConfigError: as ``check_generator``, or vLLM refuses the engine arguments.
-        DataError: the model folder cannot be loaded, or vLLM does not know its architecture.
-    """
-    check_generator(settings, context)
-    from forge_vllm.generator import VllmGenerator
-
-    return VllmGenerator(settings, context)
-
-
 def most_tokens(settings: VllmSettings) -> TokenLimit:
     """Prompt and completion fit into the engine's window."""
     length = settings.engine.get("max_model_len")
@@ -293,7 +277,7 @@ def most_tokens(settings: VllmSettings) -> TokenLimit:
 GENERATOR = GeneratorComponent(
     name="vllm",
     settings=VllmSettings,
-    build=build_generator,
+    build="forge_vllm.generator:VllmGenerator",
     check=check_generator,
     location=generator_location,
     max_tokens=most_tokens,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from forge_core import BuildContext, DataError, Settings, Task, derive_seed
+from forge_core import DataError, Settings, Task, derive_seed
 
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -134,7 +134,3 @@ def is_test(a: int, op: str, b: int) -> bool:
 def _chance(*names: object) -> float:
     """A number in [0, 1) that depends on the names alone."""
     return derive_seed(0, *names) / 2**63
-
-
-def build(settings: ArithmeticSettings, context: BuildContext) -> Arithmetic:
-    return Arithmetic(settings)

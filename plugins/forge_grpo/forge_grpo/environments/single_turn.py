@@ -54,7 +54,3 @@ def check_tasks(settings: SingleTurnSettings, context: BuildContext, tasks: Sequ
     DataError: a prompt is a chat that the model cannot render.
     """
     check_prompts(context.model, tasks)
-
-
-def build(settings: SingleTurnSettings, context: BuildContext) -> SingleTurn:
-    return SingleTurn(settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_core import BuildContext, DataError, RewardSample
+from forge_core import DataError, RewardSample
 from forge_grpo.rewards.settings import ExactMatchSettings
 
 
@@ -20,7 +20,3 @@ class ExactMatch:
     def _normal(self, text: str) -> str:
         text = " ".join(text.split())
         return text if self.case_sensitive else text.casefold()
-
-
-def build(settings: ExactMatchSettings, context: BuildContext) -> ExactMatch:
-    return ExactMatch(settings)

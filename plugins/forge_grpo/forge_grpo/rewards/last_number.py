@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forge_core import BuildContext, DataError, RewardSample, Settings
+from forge_core import DataError, RewardSample, Settings
 
 _NUMBER = re.compile(r"(?<![\d.,])-?\d+(?:,\d{3})*(?![\d,]*\.?\d)")
 """A whole number, perhaps with commas between thousands; no part of a decimal fraction."""
@@ -29,7 +29,3 @@ class LastNumber:
             ) from None
         numbers = _NUMBER.findall(sample.completion)
         return float(bool(numbers) and int(numbers[-1].replace(",", "")) == wanted)
-
-
-def build(settings: LastNumberSettings, context: BuildContext) -> LastNumber:
-    return LastNumber()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from forge_core import (
     BuildContext,
     DataError,
-    Reward,
     RewardComponent,
     RewardSample,
     Selection,
@@ -21,12 +20,6 @@ from forge_grpo.rewards.settings import MathSettings
 
 DEADLINE = 10.0
 """Seconds for one answer; the first waits for Math-Verify's grammar to be built."""
-
-
-def build(settings: MathSettings, context: BuildContext) -> Reward:
-    from forge_grpo.rewards.math import Math
-
-    return Math(settings)
 
 
 def check_tasks(settings: MathSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
@@ -81,7 +74,7 @@ def _is_plain(answer: str) -> bool:
 MATH = RewardComponent(
     name="math",
     settings=MathSettings,
-    build=build,
+    build="forge_grpo.rewards.math:Math",
     check_tasks=check_tasks,
     summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forge_core import BuildContext, RewardSample
+from forge_core import RewardSample
 from forge_grpo.rewards.settings import ThinkingSettings
 
 
@@ -29,7 +29,3 @@ class Thinking:
             return 0.0
         reasoning, answer = match[1].strip(), match[2].strip()
         return 1.0 if reasoning and answer else 0.5
-
-
-def build(settings: ThinkingSettings, context: BuildContext) -> Thinking:
-    return Thinking(settings)

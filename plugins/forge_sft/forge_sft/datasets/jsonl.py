@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from forge_core import BuildContext, DataError, Message, Settings, Task
+from forge_core import DataError, Message, Settings, Task
 from forge_core.data.messages import parse_message, parse_tools
 
 OF_OTHER_FORMATS = frozenset(
@@ -219,7 +219,3 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {field!r} is to be text, not {type(value).__name__}")
     return value
-
-
-def build(settings: JsonlSettings, context: BuildContext) -> Jsonl:
-    return Jsonl(settings)

@@ -34,7 +34,7 @@ from forge_tensors.loss_step import LossStep, LossSums
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
 from forge_torch.trainer.optimizer import load_moments, make_optimizer
-from forge_torch.trainer_settings import TorchTrainerSettings
+from forge_torch.trainer_settings import TorchTrainerSettings, check_trainer
 
 STATE_FILE = "trainer_state.pt"
 """Optimizer moments, steps done and random number generators, beside the weights."""
@@ -53,6 +53,7 @@ class TorchTrainer:
     """
 
     def __init__(self, settings: TorchTrainerSettings, context: BuildContext) -> None:
+        check_trainer(settings, context)
         learning_rate(context.training, 0)  # a schedule without an end is refused here
         if context.model.path is None:
             raise UsageError("model.path: trainer torch needs a model folder")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from forge_core import BuildContext, ConfigError, Settings, TransportComponent
 from forge_core.runtimes.devices import visible_devices
-
-if TYPE_CHECKING:
-    from forge_torch.transports.cuda_ipc import CudaIpcTransport
-    from forge_torch.transports.memory import MemoryTransport
-    from forge_torch.transports.shm import ShmTransport
 
 
 class MemorySettings(Settings):
@@ -42,18 +37,6 @@ class CudaIpcSettings(MemorySettings):
     )
 
 
-def build_memory(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
-    from forge_torch.transports.memory import MemoryTransport
-
-    return MemoryTransport(context.channel, dtype=settings.dtype)
-
-
-def build_shm(settings: ShmSettings, context: BuildContext) -> ShmTransport:
-    from forge_torch.transports.shm import ShmTransport
-
-    return ShmTransport(context.channel, folder=settings.folder, dtype=settings.dtype)
-
-
 def check_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> None:
     """Raises:
     ConfigError: this host has no CUDA device.
@@ -65,20 +48,10 @@ def check_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> None:
         )
 
 
-def build_cuda_ipc(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
-    """Raises:
-    ConfigError: as ``check_cuda_ipc``.
-    """
-    check_cuda_ipc(settings, context)
-    from forge_torch.transports.cuda_ipc import CudaIpcTransport
-
-    return CudaIpcTransport(context.channel, folder=settings.folder, dtype=settings.dtype)
-
-
 MEMORY = TransportComponent(
     name="memory",
     settings=MemorySettings,
-    build=build_memory,
+    build="forge_torch.transports.memory:build",
     summary="weights copied once, within one process",
     reach="process",
     default=True,
@@ -86,7 +59,7 @@ MEMORY = TransportComponent(
 SHM = TransportComponent(
     name="shm",
     settings=ShmSettings,
-    build=build_shm,
+    build="forge_torch.transports.shm:build",
     summary="shared memory, between the processes of one host",
     reach="host",
     default=True,
@@ -94,7 +67,7 @@ SHM = TransportComponent(
 CUDA_IPC = TransportComponent(
     name="cuda_ipc",
     settings=CudaIpcSettings,
-    build=build_cuda_ipc,
+    build="forge_torch.transports.cuda_ipc:build",
     check=check_cuda_ipc,
     summary="device memory, between the processes of one host with CUDA",
     reach="host",

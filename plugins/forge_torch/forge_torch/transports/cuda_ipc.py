@@ -25,8 +25,9 @@ from typing import BinaryIO
 
 import torch
 
-from forge_core import WeightManifest
+from forge_core import BuildContext, WeightManifest
 from forge_tensors.checksum import RunningChecksum
+from forge_torch.transports.components import CudaIpcSettings, check_cuda_ipc
 from forge_torch.transports.device_buffers import CUDA_BUFFERS, Buffer, BufferPool
 from forge_torch.transports.shm import Entry, Index, ShmTransport
 from forge_torch.transports.shm_segment import try_lock
@@ -166,3 +167,9 @@ class CudaIpcTransport(ShmTransport):
                 return not try_lock(holder, fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
+
+
+def build(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
+    """The end of this process on the stage's channel."""
+    check_cuda_ipc(settings, context)
+    return CudaIpcTransport(context.channel, folder=settings.folder, dtype=settings.dtype)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forge_core import WeightManifest
+from forge_core import BuildContext, WeightManifest
 from forge_tensors.checksum import RunningChecksum
+from forge_torch.transports.components import MemorySettings
 from forge_torch.transports.narrowed import narrowed
 
 SPARE_COPIES = 2
@@ -145,3 +146,8 @@ def _stored(
             buffer = torch.empty(weight.shape, dtype=weight.dtype)
         tensors[name] = buffer.copy_(weight.detach())
         yield name, buffer
+
+
+def build(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
+    """The end of this process on the stage's channel."""
+    return MemoryTransport(context.channel, dtype=settings.dtype)

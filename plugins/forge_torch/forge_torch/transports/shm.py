@@ -27,8 +27,9 @@ from typing import BinaryIO
 
 import torch
 
-from forge_core import ForgeError, RunFailed, WeightManifest
+from forge_core import BuildContext, ForgeError, RunFailed, WeightManifest
 from forge_tensors.checksum import RunningChecksum
+from forge_torch.transports.components import ShmSettings
 from forge_torch.transports.narrowed import narrowed
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock
@@ -309,3 +310,8 @@ def _still_reads(file: Path, text: str) -> bool:
 def _last_version(file: BinaryIO) -> int:
     file.seek(0)
     return int(file.read() or b"-1")
+
+
+def build(settings: ShmSettings, context: BuildContext) -> ShmTransport:
+    """The end of this process on the stage's channel."""
+    return ShmTransport(context.channel, folder=settings.folder, dtype=settings.dtype)

@@ -1,0 +1,82 @@
+"""Whether ``build`` of a component is there, told without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from forge_core.contracts.target import Target, taken
+
+REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def build_problem(build: object, *, installed: bool) -> str:
+    """What is wrong with a component's ``build``; empty: nothing that can be told.
+
+    Args:
+        build: what the component says.
+        installed: it comes from an installed plugin, so that other processes have to find it.
+    """
+    if isinstance(build, Target):
+        return _target_problem(build.reference)
+    if not callable(build):
+        return "build must be 'module:attribute' or a function (settings, context)"
+    if installed and not _is_module_level(build):
+        return "build must be a module-level function or its name, so that other processes find it"
+    try:
+        taken(build)
+    except TypeError as error:
+        return f"build {error}"
+    return ""
+
+
+def _target_problem(reference: str) -> str:
+    if not REFERENCE.fullmatch(reference):
+        return f"build is {reference!r}; write 'module:attribute'"
+    module, _, attribute = reference.partition(":")
+    loaded = sys.modules.get(module)
+    if loaded is not None and hasattr(loaded, attribute):
+        return ""
+    spec = _spec(module)
+    if spec is None:
+        return f"build is {reference!r}, and there is no module {module}"
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return ""  # compiled: the conformance suites import it
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    if not _at_top_level(source, attribute):
+        return f"build is {reference!r}, and {module} has no {attribute}"
+    return ""
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where a module is; no package on the way is imported."""
+    first, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first)
+    except ValueError:  # __main__, in a notebook
+        return None
+    name = first
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec
+
+
+def _at_top_level(source: str, name: str) -> bool:
+    """Whether a module defines, assigns or imports a name outside of functions and classes."""
+    made = rf"(?:async\s+def|def|class)\s+{name}\b|{name}\s*[:=]"
+    taken_in = rf"from\s+\S+\s+import\s+(?:\([^)]*\b{name}\b|[^\n(]*\b{name}\b)"
+    return re.search(rf"^(?:{made}|{taken_in})", source, re.MULTILINE) is not None
+
+
+def _is_module_level(build: object) -> bool:
+    if not inspect.isfunction(build) and not inspect.isclass(build):
+        return False
+    module = sys.modules.get(build.__module__)
+    return getattr(module, build.__qualname__, None) is build

@@ -156,7 +156,7 @@ def torchtitan_side(arguments: argparse.Namespace, tokens: Any) -> Any:
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.trainer import Trainer
 
-    from forge_titan import cpu, titan  # noqa: F401  (TorchTitan without an accelerator)
+    from forge_titan import cpu, torchtitan_api  # noqa: F401  (TorchTitan without an accelerator)
     from forge_titan.attention import PackedAttention
     from forge_titan.model_spec import model_spec
 

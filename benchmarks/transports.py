@@ -37,7 +37,7 @@ from forge_core import Transport
 from forge_tensors.checksum import checksum
 from forge_torch.transports.memory import MemoryTransport
 from forge_torch.transports.shm import ShmTransport
-from forge_torchstore import engine
+from forge_torchstore import torchstore_api
 
 NAMES = {
     "memory": "`memory`",
@@ -155,7 +155,7 @@ def make(way: str, place: str) -> End:
         return ShmTransport(place)
     if way in ("torch_save", "safetensors"):
         return Files(Path(place), way)
-    engine.load()
+    torchstore_api.load()
     if way in ("alone", "alone_together"):
         return Alone(f"alone-{Path(place).name}", together=way == "alone_together")
     from forge_torchstore.transport import TorchStoreTransport
@@ -231,7 +231,7 @@ async def spawned(*arguments: Any) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def on_monarch(address: str, *arguments: Any) -> AsyncIterator[None]:
-    engine.load()
+    torchstore_api.load()
     from monarch.actor import Actor, concurrent_endpoint, this_host
 
     class Reader(Actor):

@@ -101,7 +101,7 @@ class ForgePeer(Peer):
         return sum(len(completion.tokens) for (completion,) in answers)
 
     async def update(self) -> float:
-        from forge_core.services.weights import update_weights
+        from forge_core.services.weight_update import update_weights
 
         self._version += 1
         # Publishing is the trainer's time.

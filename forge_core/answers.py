@@ -44,7 +44,7 @@ _ONE_ANSWER: Mapping[tuple[str, str], type] = {
     ("trainer", "publish"): WeightManifest,
 }
 """Family and method -> what is returned. ``update_weights`` has its own check
-(``forge_core.services.weights``)."""
+(``forge_core.services.weight_update``)."""
 
 
 def steps_planned(selection: Selection[Any], steps: Any) -> int:

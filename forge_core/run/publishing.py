@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import RunFailed
-from forge_core.services.weights import update_weights
+from forge_core.services.weight_update import update_weights
 
 if TYPE_CHECKING:
     from forge_core.contracts.protocols import Transport

@@ -13,7 +13,7 @@ from forge_core.contracts.services import ReplicaSpec
 from forge_core.processes.frames import dumps
 from forge_core.runtimes.host import rank_environment
 from forge_core.runtimes.rank import RankProcess, seen
-from forge_core.runtimes.together import together
+from forge_core.runtimes.rank_results import combined
 from forge_core.runtimes.wire import BUILDING, Kind, Message
 
 STOP_LIMIT = 30.0
@@ -24,7 +24,7 @@ long: on a busy machine an engine takes many seconds to close, and loses nothing
 class ProcessReplica:
     """A component on one or more ranks. A call is made on every rank; rank 0's result is returned.
 
-    ``together`` says which error a call ends with; where ranks are lost, all are killed.
+    ``combined`` says which error a call ends with; where ranks are lost, all are killed.
     """
 
     def __init__(self, label: str, ranks: list[RankProcess]) -> None:
@@ -136,7 +136,7 @@ class ProcessReplica:
                 rank.release()
 
     async def _all(self, answers: list[asyncio.Future[Any]], doing: str) -> Any:
-        return await together(answers, self._label, doing, self._end)
+        return await combined(answers, self._label, doing, self._end)
 
     def _rank_died(self, death: asyncio.Future[ReplicaDied]) -> None:
         if not self._stopping:

@@ -2,7 +2,7 @@
 
 from forge_core.services.metrics import Health, ReplicaStatus, ServiceStatus
 from forge_core.services.service import Service
-from forge_core.services.weights import update_weights
+from forge_core.services.weight_update import update_weights
 
 __all__ = [
     "Health",

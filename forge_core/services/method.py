@@ -1,4 +1,4 @@
-"""What ``service.<method>`` is: a method that waits for the word which replica is called."""
+"""``service.<method>``: call it with ``.route()`` (one replica) or ``.fanout()`` (all of them)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Method:
-    """A method of the component, waiting for the adverb that says which replica is called."""
+    """A method of the component: ``.route()`` or ``.fanout()`` says which replica is called."""
 
     def __init__(self, service: Service, name: str) -> None:
         self._service = service

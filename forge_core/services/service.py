@@ -22,12 +22,12 @@ from forge_core.contracts.errors import FanoutError, ReplicaDied
 from forge_core.contracts.protocols import Runtime
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.services import ReplicaSpec, ServiceOptions
-from forge_core.services.lives import Lives, RestartHook
 from forge_core.services.method import Method
 from forge_core.services.metrics import Counters, ServiceStatus
 from forge_core.services.replica import LiveReplica
 from forge_core.services.rotation import Rotation
 from forge_core.services.routing import RoutedCall
+from forge_core.services.supervisor import ReplicaSupervisor, RestartHook
 from forge_core.watchdog import EventSink, Watchdog, caller
 
 _pinned: ContextVar[Mapping[int, LiveReplica] | None] = ContextVar("pinned", default=None)
@@ -71,7 +71,7 @@ class Service:
         self._counters = Counters()
         self._last_lap = Counters()
         self._rotation = Rotation(self.name, options, self._counters)
-        self._lives = Lives(
+        self._supervisor = ReplicaSupervisor(
             runtime,
             spec,
             options,
@@ -121,7 +121,7 @@ class Service:
         service = cls(
             runtime, spec, options or ServiceOptions(), on_event=on_event, watchdog=watchdog
         )
-        await service._lives.start()
+        await service._supervisor.start()
         return service
 
     def __getattr__(self, name: str) -> Method:
@@ -156,13 +156,13 @@ class Service:
         A hook takes an earlier one's place under the same name; a replica that is just starting
         passes the new one as well. A hook that raises costs the replica one restart.
         """
-        self._lives.hooks[name] = hook
+        self._supervisor.hooks[name] = hook
 
     def evict(self, index: int, cause: str) -> None:
         """Take a replica out of rotation as if it had died; it is started again."""
         live = self._rotation.healthy.get(index)
         if live is not None:
-            self._lives.died(live, cause)
+            self._supervisor.died(live, cause)
 
     async def until_healthy(self) -> None:
         """Wait until at least one replica takes requests.
@@ -203,14 +203,14 @@ class Service:
 
     def status(self) -> ServiceStatus:
         """Health of the service and of each replica."""
-        return self._lives.status()
+        return self._supervisor.status()
 
     async def close(self) -> None:
         """Stop every replica and refuse further calls. Safe to call twice and after a failure.
 
         Takes no longer than ``stop_limit``; what did not stop is told as event ``close_failed``.
         """
-        await self._lives.close()
+        await self._supervisor.close()
 
     # Calls.
 
@@ -226,14 +226,14 @@ class Service:
                 try:
                     return await self._timed(live, method, args, kwargs)
                 except ReplicaDied as death:
-                    self._lives.died(live, str(death), death.log_tail)
+                    self._supervisor.died(live, str(death), death.log_tail)
                     if pinned is not None:
                         raise self._rotation.session_lost(pinned) from death
                     if attempt == tries:
-                        if self._lives.closing:
-                            raise self._lives.over() from death
+                        if self._supervisor.closing:
+                            raise self._supervisor.over() from death
                         times = "" if tries == 1 else f" on each of {tries} tries"
-                        raise self._lives.run_failed(
+                        raise self._supervisor.run_failed(
                             f"died in {method}(){times}: {death}",
                             replica=live.index,
                             log_tail=death.log_tail,
@@ -281,7 +281,7 @@ class Service:
         try:
             return Outcome(live.index, value=await self._timed(live, method, args, kwargs))
         except ReplicaDied as death:
-            self._lives.died(live, str(death), death.log_tail)
+            self._supervisor.died(live, str(death), death.log_tail)
             return Outcome(live.index, error=death)
         except Exception as error:
             return Outcome(live.index, error=error)
@@ -301,7 +301,7 @@ class Service:
         self._counters.latency += time.perf_counter() - started
         self._counters.finished += 1
         self.answered[method] += 1
-        self._lives.answered(live)
+        self._supervisor.answered(live)
         return result
 
     def _waiting(self, what: str) -> AbstractContextManager[None]:

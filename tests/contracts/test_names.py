@@ -92,7 +92,7 @@ def test_the_kernel_names_no_plugin_and_nothing_that_plugins_bring() -> None:
         'DEFAULTS = {"trainer": {"use": "torch"}}',
         "use --transport shm",
         '"""Such as ``recipe grpo``."""',
-        "from forge_monarch.worker import serve",
+        "from forge_monarch.host_worker import serve",
         "pip install TorchTitan",
         "forge run quickstart",
     ],

@@ -265,7 +265,7 @@ UNPICKLES = {
     "forge_monarch/ranks.py",
     "forge_titan/safe_state.py",
     "forge_torch/transports/device_buffers.py",
-    "forge_vllm/worker.py",
+    "forge_vllm/worker_extension.py",
 }
 
 

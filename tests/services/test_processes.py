@@ -22,7 +22,7 @@ from forge_core import (
     UsageError,
 )
 from forge_core.processes.logs import LOG_LIMIT, older
-from forge_core.runtimes import together as together_module
+from forge_core.runtimes import rank_results
 from forge_core.runtimes.devices import DeviceTable
 from forge_core.runtimes.local import LocalRuntime
 from forge_core.services import Service
@@ -171,7 +171,7 @@ async def test_two_ranks_from_environment_to_errors(pair, tmp_path, monkeypatch)
         sizes = [path.stat().st_size, older(path).stat().st_size]
         assert max(sizes) <= LOG_LIMIT + (1 << 16)
     # One rank fails in a collective and the others wait for it.
-    monkeypatch.setattr(together_module, "GRACE", 0.1)
+    monkeypatch.setattr(rank_results, "GRACE", 0.1)
     with pytest.raises(ValueError, match="rank 1 of replica 0 of trainer: not finite"):
         await pair.block_unless.route(1)
     with pytest.raises(RunFailed, match="rank 1 of replica 0 of trainer failed in block_unless"):
@@ -188,7 +188,7 @@ async def test_a_rank_that_falls_over_is_the_cause_and_not_what_the_others_say(p
 
 
 async def test_a_rank_that_cannot_be_built_ends_the_others(start, monkeypatch):
-    monkeypatch.setattr(together_module, "GRACE", 0.1)
+    monkeypatch.setattr(rank_results, "GRACE", 0.1)
     message = "rank 1 of replica 0 of trainer: trainer.what: rank 1 does not like it"
     with pytest.raises(UsageError, match=message):
         await start(build_badly, procs=2)

@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_a_checkpoint_by_time(
 ) -> None:
     """Without save_interval: every second step of a stage, and its end."""
     clock = SlowSteps()
-    monkeypatch.setattr("forge_core.run.stage.SaveTimes", clock.times)
+    monkeypatch.setattr("forge_core.run.loop.SaveTimes", clock.times)
     small_config["checkpointing"]["keep"] = 10
     small_config["stages"]["grpo"]["training"]["steps"] = 4
     small_config.pop("eval_dataset")

@@ -19,6 +19,6 @@ def worker(address: str, cert: Path | None, key: Path | None, ca: Path | None) -
     controllers with a certificate that --ca has signed are served. tcp://127.0.0.1:PORT needs none:
     every user of this machine reaches it.
     """
-    from forge_monarch.worker import serve
+    from forge_monarch.host_worker import serve
 
     serve(address, cert, key, ca)

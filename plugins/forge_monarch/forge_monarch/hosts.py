@@ -21,12 +21,12 @@ from forge_core import ForgeError, ReplicaSpec, RunFailed, UsageError
 from forge_core.processes.child import Child
 from forge_core.runtimes.devices import DeviceTable
 from forge_monarch.addresses import knock, own_address, scheme_of, split
-from forge_monarch.ends import first_end, kill_groups
+from forge_monarch.exit_status import first_end, kill_groups
+from forge_monarch.host_agent import HostAgent, HostFacts
 from forge_monarch.jobs import MESH, job_of
 from forge_monarch.placement import check_services
 from forge_monarch.settings import THIS_HOST, MonarchSettings, TlsFiles
 from forge_monarch.tls import check_certificate, client_context
-from forge_monarch.warden import HostFacts, Warden
 
 LISTEN_LIMIT = 10.0
 """Seconds a worker may take to listen, as one that was started with the run."""
@@ -53,26 +53,26 @@ class Host:
         address: where other hosts reach it.
         facts: what it says of itself.
         mesh: Monarch's.
-        warden: our actor there; None on the controller's machine.
+        agent: our actor there; None on the controller's machine.
     """
 
     def __init__(
-        self, name: str, address: str, facts: HostFacts, mesh: Any, warden: Any = None
+        self, name: str, address: str, facts: HostFacts, mesh: Any, agent: Any = None
     ) -> None:
         self.name = name
         self.address = address
         self.python = facts.python
         self.devices = DeviceTable(facts.devices)
         self.mesh = mesh
-        self._warden = warden
+        self._agent = agent
         self._silent = False
 
     async def answers(self) -> bool:
         """Whether it can be reached."""
-        if self._warden is not None:
+        if self._agent is not None:
             try:
                 async with asyncio.timeout(ANSWER_LIMIT):
-                    await self._warden.facts.call_one()
+                    await self._agent.facts.call_one()
             except (TimeoutError, SupervisionError, ActorError):
                 self._silent = True
                 return False
@@ -81,30 +81,30 @@ class Host:
 
     def joined(self, again: Host) -> None:
         """It was lost and has been reached again."""
-        self.mesh, self._warden, self._silent = again.mesh, again._warden, False
+        self.mesh, self._agent, self._silent = again.mesh, again._agent, False
 
     async def kill(self, groups: Sequence[int]) -> None:
         """Kill process groups, if the host can be reached; else it ends them itself
         (``end_orphans``)."""
-        if self._warden is None:
+        if self._agent is None:
             await kill_groups(groups)
         elif not self._silent:
             try:
                 async with asyncio.timeout(ANSWER_LIMIT):
-                    await self._warden.kill.call_one(groups)
+                    await self._agent.kill.call_one(groups)
             except (TimeoutError, SupervisionError, ActorError):
                 self._silent = True
 
     async def first_end(self, names: Sequence[str]) -> tuple[int, int | None]:
         """See ``ends.first_end``."""
-        if self._warden is None:
+        if self._agent is None:
             return await first_end(names)
-        end: tuple[int, int | None] = await self._warden.first_end.call_one(names)
+        end: tuple[int, int | None] = await self._agent.first_end.call_one(names)
         return end
 
     async def check_sees(self, folder: Path) -> None:
         """Raise ``RunFailed`` unless a folder of the controller's is there too."""
-        if self._warden is not None and not await self._warden.sees.call_one(folder):
+        if self._agent is not None and not await self._agent.sees.call_one(folder):
             raise RunFailed(
                 f"host {self.name!r} does not see {folder}; put "
                 "checkpointing.output_dir on storage that all hosts share"
@@ -293,10 +293,10 @@ class Hosts:
         key = f"host {name} {next(self._connections)}"
         try:
             async with asyncio.timeout(CONNECT_LIMIT):
-                await owner.start_procs.call_one(key, mesh, 1, "warden")
-                wardens, _ = await owner.start_actors.call_one(key, Warden, (), {})
-                warden = wardens.flatten("rank").slice(rank=0)
-                facts: HostFacts = await warden.facts.call_one()
+                await owner.start_procs.call_one(key, mesh, 1, "agent")
+                agents, _ = await owner.start_actors.call_one(key, HostAgent, (), {})
+                agent = agents.flatten("rank").slice(rank=0)
+                facts: HostFacts = await agent.facts.call_one()
         except TimeoutError as error:
             raise self._unreachable(name, f"no answer in {CONNECT_LIMIT:g} s") from error
         except (ActorError, SupervisionError) as error:
@@ -304,7 +304,7 @@ class Hosts:
         _check_fits(self._label(name), facts, self._settings.hang_after)
         address = self._addresses.get(name, "")
         reachable = split(address)[0] if scheme_of(address) in ("tls", "tcp") else facts.name
-        return Host(name, reachable, facts, mesh, warden)
+        return Host(name, reachable, facts, mesh, agent)
 
     def _unreachable(self, name: str, why: str) -> RunFailed:
         address = self._settings.hosts.get(name)
@@ -326,7 +326,7 @@ class Hosts:
         }
         for address in addresses.values():
             child = Child(
-                "forge_monarch.worker",
+                "forge_monarch.host_worker",
                 [address],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MONARCH = RuntimeComponent(
     name="monarch",
     settings=MonarchSettings,
-    build="forge_monarch.engine:build",
+    build="forge_monarch.monarch_api:build",
     hosts=hosts,
     fabric="monarch",
     summary="replicas in processes on one or many hosts, over Monarch's meshes",

@@ -18,8 +18,8 @@ from forge_core.processes.frames import dumps
 from forge_core.processes.logs import tail
 from forge_core.runtimes.rank import seen
 from forge_monarch.actor_component import MonarchActor
-from forge_monarch.causes import describe, failed_rank
-from forge_monarch.ends import describe_end
+from forge_monarch.exit_status import describe_end
+from forge_monarch.failure_text import describe, failed_rank
 from forge_monarch.hosts import Seat
 from forge_monarch.rank import Boot, Facts, Rank
 from forge_monarch.ranks import ActorRanks, ComponentRanks, Ranks, answer

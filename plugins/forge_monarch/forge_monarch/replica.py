@@ -1,4 +1,4 @@
-"""One replica: processes of a mesh, called together and ended together."""
+"""One replica: processes of a mesh, called and ended together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
 from forge_core import ReplicaDied, RunFailed
-from forge_core.runtimes.together import together
+from forge_core.runtimes.rank_results import combined
 from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
 
@@ -62,7 +62,7 @@ class MonarchReplica:
     async def _on_all_ranks(self, calls: Sequence[Coroutine[Any, Any, Any]], method: str) -> Any:
         answers = [asyncio.ensure_future(call) for call in calls]
         try:
-            return await together(answers, self._processes.label, method, self.die)
+            return await combined(answers, self._processes.label, method, self.die)
         finally:
             for answer in answers:
                 answer.cancel()

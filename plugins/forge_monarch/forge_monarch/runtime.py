@@ -11,9 +11,9 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import ActorError, this_proc
 
 from forge_core import ReplicaSpec
-from forge_monarch.engine import leave_at_exit
 from forge_monarch.hosts import Hosts
-from forge_monarch.owner import FailureSink, Owner, listen, unlisten
+from forge_monarch.mesh_owner import FailureSink, Owner, listen, unlisten
+from forge_monarch.monarch_api import leave_at_exit
 from forge_monarch.placement import hosts_of
 from forge_monarch.processes import HALT_LIMIT, Processes
 from forge_monarch.replica import MonarchReplica

@@ -10,11 +10,11 @@ import pytest
 from monarch.config import configured
 
 from forge_core import ConfigError, Forge, Placement, UsageError
-from forge_monarch.causes import describe, failed_rank
+from forge_monarch.failure_text import describe, failed_rank
+from forge_monarch.host_worker import serve
 from forge_monarch.jobs import slurm_job
 from forge_monarch.placement import check_services, hosts_of
 from forge_monarch.settings import MonarchSettings, ServicePlacement, SlurmSettings, TlsFiles
-from forge_monarch.worker import serve
 from forge_testing.runs import small_config
 
 HOSTS = {"a": "tls://10.0.0.1:26600", "b": "tls://10.0.0.2:26600", "c": "tls://10.0.0.3:26600"}

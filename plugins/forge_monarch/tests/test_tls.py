@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, UsageError
+from forge_monarch.host_worker import serve
 from forge_monarch.settings import TlsFiles
 from forge_monarch.tls import check_certificate
-from forge_monarch.worker import serve
 from forge_testing.command import process_environ
 from forge_testing.runs import small_config
 

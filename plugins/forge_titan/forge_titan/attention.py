@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from forge_tensors.attention import Layout, packed_attention
-from forge_titan.titan import FlexAttention
+from forge_titan.torchtitan_api import FlexAttention
 
 
 class PackedAttention(FlexAttention):  # type: ignore[misc]

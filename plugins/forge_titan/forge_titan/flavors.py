@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import DataError, UsageError
-from forge_titan.titan import llama3, qwen3
+from forge_titan.torchtitan_api import llama3, qwen3
 
 Configs = Mapping[str, Callable[..., Any]]
 

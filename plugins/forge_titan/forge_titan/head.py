@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
-from forge_titan.titan import Linear
+from forge_titan.torchtitan_api import Linear
 
 
 class LogprobHead(Linear):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from forge_core import ModelSection
 from forge_core.models.folder import check_folder
 from forge_titan.attention import PackedAttention
 from forge_titan.supported import check_config, check_model, check_rope
-from forge_titan.titan import (
+from forge_titan.torchtitan_api import (
     ComplexRoPE,
     CosSinRoPE,
     Embedding,

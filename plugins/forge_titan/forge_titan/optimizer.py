@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_core import TrainingSection
 from forge_tensors.schedule import learning_rate
-from forge_titan.titan import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from forge_titan.torchtitan_api import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
 
 def make_optimizers(parts: list[Any], training: TrainingSection) -> Any:

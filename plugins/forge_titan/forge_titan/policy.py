@@ -17,13 +17,14 @@ from forge_tensors.batch import PackedBatch
 from forge_tensors.compilation import missing_for_compilation
 from forge_tensors.rows import gather_rows
 from forge_titan import cpu
-from forge_titan.context import held, put_together, split_batch
+from forge_titan.context_parallel import all_reduce_scores, local_targets, split_batch
 from forge_titan.flavors import check_flavor
 from forge_titan.head import LogprobHead
+from forge_titan.hf_weights import load_weights
 from forge_titan.model_spec import model_spec, padding_token, use_flex_attention
 from forge_titan.pipeline import Pipeline
 from forge_titan.ranks import Ranks
-from forge_titan.titan import (
+from forge_titan.torchtitan_api import (
     CompileConfig,
     FullAC,
     SelectiveAC,
@@ -32,7 +33,6 @@ from forge_titan.titan import (
     set_default_dtype,
     set_spmd_backend,
 )
-from forge_titan.weights import load_weights
 
 Read = Callable[[int, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(index of a batch, its logprobs, its entropies) -> what to go backward from."""
@@ -172,7 +172,7 @@ class Policy:
         (model,) = self.parts
         part = split_batch(batch, self.ranks, self.window)
         hidden = local(model(part.tokens, positions=part.positions, attention_masks=part.mask))
-        indices, rows = held(part.places, batch.targets - 1)
+        indices, rows = local_targets(part.places, batch.targets - 1)
         scores = model.lm_head(
             gather_rows(hidden[0], rows),
             batch.tokens[batch.targets[indices]],
@@ -181,7 +181,7 @@ class Policy:
         )
         count = batch.targets.numel()
         logprobs, entropy = (
-            None if mine is None else put_together(mine, indices, count, self.ranks)
+            None if mine is None else all_reduce_scores(mine, indices, count, self.ranks)
             for mine in scores
         )
         assert logprobs is not None

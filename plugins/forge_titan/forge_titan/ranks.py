@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from forge_core import BuildContext, UsageError
 from forge_titan.degrees import Degrees, check_degrees
-from forge_titan.titan import ParallelDims, ParallelismConfig
+from forge_titan.torchtitan_api import ParallelDims, ParallelismConfig
 
 T = TypeVar("T")
 

@@ -30,14 +30,14 @@ from forge_tensors.loss_step import LossStep
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
+from forge_titan.batch_split import share
+from forge_titan.hf_weights import hf_shards, hf_weights, load_weights, save_weights
 from forge_titan.optimizer import make_optimizers, make_schedulers
 from forge_titan.policy import Policy, local
 from forge_titan.ranks import Ranks
 from forge_titan.settings import TitanTrainerSettings
-from forge_titan.sharing import share
 from forge_titan.state import load_state, save_state
-from forge_titan.titan import clip_grad_norm_
-from forge_titan.weights import hf_shards, hf_weights, load_weights, save_weights
+from forge_titan.torchtitan_api import clip_grad_norm_
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import forge_titan
-from forge_titan import titan
+from forge_titan import torchtitan_api
 from forge_titan.cpu import LOGGER
 
 PACKAGE = Path(forge_titan.__file__).parent
@@ -35,21 +35,21 @@ def test_one_module_imports_torchtitan() -> None:
     ("function", "names"),
     [
         (
-            titan.make_gqa_config,
+            torchtitan_api.make_gqa_config,
             "dim n_heads n_kv_heads head_dim wqkv_param_init wo_param_init "
             "inner_attention fuse_qkv rope qk_norm",
         ),
-        (titan.make_ffn_config, "dim hidden_dim w1_param_init w2w3_param_init"),
-        (titan.apply_compile, "model compile_config parallel_dims"),
+        (torchtitan_api.make_ffn_config, "dim hidden_dim w1_param_init w2w3_param_init"),
+        (torchtitan_api.apply_compile, "model compile_config parallel_dims"),
         (
-            titan.prepare_context_parallel_input,
+            torchtitan_api.prepare_context_parallel_input,
             "inputs labels extra_kwargs cp_mesh device load_balancer_type",
         ),
-        (titan.clip_grad_norm_, "parameters max_norm foreach pp_mesh ep_enabled"),
-        (titan.LRSchedulersContainer, "optimizers lr_lambda"),
-        (titan.Llama3Model.forward, "tokens positions attention_masks"),
-        (titan.Qwen3Model.forward, "tokens positions attention_masks"),
-        (titan.FlexAttention.forward, "q_BLNH k_BLNH v_BLNH attention_masks scale"),
+        (torchtitan_api.clip_grad_norm_, "parameters max_norm foreach pp_mesh ep_enabled"),
+        (torchtitan_api.LRSchedulersContainer, "optimizers lr_lambda"),
+        (torchtitan_api.Llama3Model.forward, "tokens positions attention_masks"),
+        (torchtitan_api.Qwen3Model.forward, "tokens positions attention_masks"),
+        (torchtitan_api.FlexAttention.forward, "q_BLNH k_BLNH v_BLNH attention_masks scale"),
     ],
 )
 def test_arguments(function: Any, names: str) -> None:
@@ -59,36 +59,39 @@ def test_arguments(function: Any, names: str) -> None:
 @pytest.mark.parametrize(
     ("config", "names"),
     [
-        (titan.ModelSpec, "name flavor model parallelize_fn pipelining_fn state_dict_adapter"),
         (
-            titan.Llama3Model.Config,
+            torchtitan_api.ModelSpec,
+            "name flavor model parallelize_fn pipelining_fn state_dict_adapter",
+        ),
+        (
+            torchtitan_api.Llama3Model.Config,
             "dim vocab_size lm_head tok_embeddings norm layers enable_weight_tying",
         ),
-        (titan.RMSNorm.Config, "normalized_shape eps param_init"),
+        (torchtitan_api.RMSNorm.Config, "normalized_shape eps param_init"),
         (
-            titan.ComplexRoPE.Config,
+            torchtitan_api.ComplexRoPE.Config,
             "dim max_seq_len theta scaling scaling_factor low_freq_factor "
             "high_freq_factor original_max_position_embeddings",
         ),
-        (titan.CosSinRoPE.Config, "dim max_seq_len theta"),
+        (torchtitan_api.CosSinRoPE.Config, "dim max_seq_len theta"),
         (
-            titan.ParallelismConfig,
+            torchtitan_api.ParallelismConfig,
             "data_parallel_replicate_degree data_parallel_shard_degree "
             "tensor_parallel_degree pipeline_parallel_degree pipeline_parallel_schedule "
             "context_parallel_degree context_parallel_load_balancer expert_parallel_degree "
             "spmd_backend",
         ),
-        (titan.TrainingConfig, "dtype mixed_precision_param enable_cpu_offload"),
-        (titan.CompileConfig, "enable components"),
-        (titan.OptimizersContainer.Config, "param_groups implementation"),
-        (titan.ParamGroupConfig, "pattern optimizer_name optimizer_kwargs"),
+        (torchtitan_api.TrainingConfig, "dtype mixed_precision_param enable_cpu_offload"),
+        (torchtitan_api.CompileConfig, "enable components"),
+        (torchtitan_api.OptimizersContainer.Config, "param_groups implementation"),
+        (torchtitan_api.ParamGroupConfig, "pattern optimizer_name optimizer_kwargs"),
     ],
 )
 def test_fields(config: Any, names: str) -> None:
     assert set(names.split()) <= {field.name for field in dataclasses.fields(config)}
 
 
-@pytest.mark.parametrize("module", [titan.llama3, titan.qwen3])
+@pytest.mark.parametrize("module", [torchtitan_api.llama3, torchtitan_api.qwen3])
 def test_a_spec_brings_what_is_called(module: Any) -> None:
     spec = module.model_registry("debugmodel")
     wanted = "parallel_dims training parallelism compile_config ac_config dump_folder"

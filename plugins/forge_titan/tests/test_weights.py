@@ -20,7 +20,7 @@ from forge_core import (
 from forge_core.models.folder import load_tokenizer, materialize
 from forge_testing.conformance.trainer import LOSSES, TRAINING, make_sequences
 from forge_testing.policies import policy_init
-from forge_titan import weights
+from forge_titan import hf_weights
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
 
@@ -85,7 +85,7 @@ async def test_a_folder_in_several_files_is_read_and_written(
     trainer = make(tmp_path / "parts")
     out = tmp_path / "out"
     out.mkdir()
-    monkeypatch.setattr(weights, "SHARD_BYTES", 10_000)
+    monkeypatch.setattr(hf_weights, "SHARD_BYTES", 10_000)
     await trainer.save(out)
     await trainer.close()
     assert len(list(out.glob("model-*-of-*.safetensors"))) > 1

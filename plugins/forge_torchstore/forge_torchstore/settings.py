@@ -41,7 +41,7 @@ def check_installed(settings: TorchStoreSettings, context: BuildContext) -> None
 TORCHSTORE = TransportComponent(
     name="torchstore",
     settings=TorchStoreSettings,
-    build="forge_torchstore.engine:build",
+    build="forge_torchstore.torchstore_api:build",
     check=check_installed,
     summary="TorchStore: sharded weights, between the processes of one host or several",
     reach="cluster",

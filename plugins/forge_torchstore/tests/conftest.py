@@ -14,9 +14,9 @@ import pytest
 
 from forge_core import BuildContext
 from forge_testing.context import bare_context
-from forge_torchstore import engine
+from forge_torchstore import torchstore_api
 
-engine.load()
+torchstore_api.load()
 
 import monarch.actor  # noqa: E402
 from monarch.actor import Actor, concurrent_endpoint, this_host  # noqa: E402

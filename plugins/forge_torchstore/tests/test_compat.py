@@ -15,7 +15,7 @@ import torchstore.controller
 from monarch.actor import Actor, endpoint
 
 from forge_core import BuildContext, Forge, PluginError, UsageError
-from forge_torchstore import compat, engine, shared_volume
+from forge_torchstore import compat, shared_volume, torchstore_api
 from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
 
 
@@ -86,14 +86,14 @@ def test_a_newer_torchstore_keeps_its_own_classes() -> None:
 
 
 def test_an_api_that_does_not_fit_is_one_line() -> None:
-    fitting = {name: getattr(torchstore, name) for name in engine.CALLS}
-    engine.check_api(types.SimpleNamespace(**fitting))
+    fitting = {name: getattr(torchstore, name) for name in torchstore_api.CALLS}
+    torchstore_api.check_api(types.SimpleNamespace(**fitting))
     without = {name: call for name, call in fitting.items() if name != "reset_client"}
     with pytest.raises(PluginError, match=r"torchstore 0\.1\.2 does not fit: has no reset_client"):
-        engine.check_api(types.SimpleNamespace(**without))
+        torchstore_api.check_api(types.SimpleNamespace(**without))
     renamed = fitting | {"client": lambda name: name}
     with pytest.raises(PluginError, match=r"client\(\) takes no store_name; pip install") as caught:
-        engine.check_api(types.SimpleNamespace(**renamed))
+        torchstore_api.check_api(types.SimpleNamespace(**renamed))
     assert "\n" not in str(caught.value)
 
 
@@ -110,11 +110,11 @@ def test_a_process_that_monarch_did_not_start_is_refused() -> None:
     script = """
         import multiprocessing
         from forge_core import UsageError
-        from forge_torchstore import engine
+        from forge_torchstore import torchstore_api
 
         def child(pipe):
             try:
-                engine.load()
+                torchstore_api.load()
             except UsageError as error:
                 pipe.send(str(error))
 

@@ -18,7 +18,7 @@ from forge_core import BuildContext, Component, Placement, Selection, Settings
 from forge_core.services import Service
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
-from forge_torchstore import engine
+from forge_torchstore import torchstore_api
 from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -94,7 +94,7 @@ def selected(kind: Any) -> Selection[Any]:
 @pytest.mark.usefixtures("no_process_left")
 async def test_services_share_weights_of_different_shardings(context: BuildContext) -> None:
     runtime = MONARCH.build(MonarchSettings(), context)
-    ts = engine.load()
+    ts = torchstore_api.load()
     storage = this_host().spawn_procs(per_host={"storage": 1})
     await ts.initialize(store_name="mine", mesh=storage)
     trainer = await Service.start(

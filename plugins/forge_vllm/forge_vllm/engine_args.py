@@ -15,7 +15,7 @@ from forge_vllm.settings import VllmSettings
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-WORKER_EXTENSION = "forge_vllm.worker.WeightReceiver"
+WORKER_EXTENSION = "forge_vllm.worker_extension.WeightReceiver"
 
 CPU_KV_CACHE_BYTES = 1 << 30
 """On a CPU vLLM would take most of the host's memory; Forge shares it with the trainer."""

@@ -23,7 +23,7 @@ from forge_core import (
 )
 from forge_core.models.folder import check_folder
 from forge_tensors.compilation import missing_for_compilation
-from forge_vllm import names
+from forge_vllm import argument_names
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.kernels import (
     children_run_uncompiled,
@@ -66,9 +66,11 @@ class VllmGenerator:
             trust_remote_code=context.model.trust_remote_code,
             allow_pickle=context.model.allow_pickle,
         )
-        version = names.vllm_version()
-        if version != names.TESTED:
-            log.warning("vLLM %s is not the version tested with Forge: %s", version, names.TESTED)
+        version = argument_names.vllm_version()
+        if version != argument_names.TESTED:
+            log.warning(
+                "vLLM %s is not the version tested with Forge: %s", version, argument_names.TESTED
+            )
         self._settings = settings
         self._context = context
         self._transport: Transport | None = None
@@ -220,7 +222,7 @@ class VllmGenerator:
             check_model(args, separate=separate)
             if separate:
                 check_transport(self._context, "a GPU")
-                from forge_vllm.separate import SeparateEngine
+                from forge_vllm.engine_process import SeparateEngine
 
                 with children_run_uncompiled() if uncompiled else nullcontext():
                     return SeparateEngine(args, self._context)

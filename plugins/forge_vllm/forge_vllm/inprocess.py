@@ -28,7 +28,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from forge_core import ConfigError, ReplicaDied, WeightManifest
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
-from forge_vllm.weights import Copied, copy_some
+from forge_vllm.weight_loading import Copied, copy_some
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams

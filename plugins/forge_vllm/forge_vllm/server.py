@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import ValidationError
 
 from forge_core import ConfigError, ForgeError, RunFailed
+from forge_vllm.api_keys import NAMES, read_keys
 from forge_vllm.engine_args import reason
-from forge_vllm.keys import NAMES, read_keys
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -11,8 +11,8 @@ from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, 
 from forge_core.models.rope import stored_boundaries
 from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import visible_devices
-from forge_vllm import keys
-from forge_vllm.names import check_names, for_cpu, require_vllm
+from forge_vllm import api_keys
+from forge_vllm.argument_names import check_names, for_cpu, require_vllm
 from forge_vllm.supported import check_early
 
 OWNED_ENGINE_KEYS = {
@@ -97,7 +97,7 @@ OWNED_SERVER_KEYS = {
     "uds": _PLAIN,
     "grpc_port": _PLAIN,
     "data_parallel_supervisor_port": "generator.replicas says how many serve",
-    "api_key": keys.INSTEAD,
+    "api_key": api_keys.INSTEAD,
 }
 """Server arguments that Forge has no use for -> why they cannot be set."""
 
@@ -180,12 +180,12 @@ def check_generator(settings: VllmSettings, context: BuildContext) -> None:
         )
     check_names(
         "generator.serve",
-        [key for key in settings.serve if key not in keys.NAMES],
+        [key for key in settings.serve if key not in api_keys.NAMES],
         "entrypoints/launchers/cli_args.py",
         "BaseFrontendArgs",
         OWNED_SERVER_KEYS,
     )
-    keys.check_sources(settings.serve)
+    api_keys.check_sources(settings.serve)
 
 
 def alters_sampling(settings: VllmSettings) -> list[str]:
@@ -211,7 +211,7 @@ def generator_cautions(settings: VllmSettings, context: BuildContext) -> list[st
 def _open_address(settings: VllmSettings) -> list[str]:
     serve = settings.serve or {}
     host = serve.get("host", "127.0.0.1")
-    has_key = any(serve.get(name) for name in keys.NAMES) or os.environ.get("VLLM_API_KEY")
+    has_key = any(serve.get(name) for name in api_keys.NAMES) or os.environ.get("VLLM_API_KEY")
     if has_key or host in ("127.0.0.1", "::1", "localhost"):
         return []
     return [

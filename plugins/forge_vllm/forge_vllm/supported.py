@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core import ConfigError, DataError, ModelSection
 from forge_core.models.architectures import causal_language_models
 from forge_core.models.shape import model_config
-from forge_vllm.names import require_vllm, vllm_version
+from forge_vllm.argument_names import require_vllm, vllm_version
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -15,7 +15,7 @@ import torch
 from forge_core import ModelInit, ModelSection
 from forge_core.models.folder import materialize
 from forge_testing.context import bare_context
-from forge_vllm import names
+from forge_vllm import argument_names
 from forge_vllm.settings import GENERATOR, VllmSettings
 
 Config = dict[str, Any]
@@ -227,7 +227,7 @@ def test_no_vllm(small_config: Config, write_config: Any, tmp_path: Path) -> Non
 
 
 def test_the_tested_version_is_the_one_that_is_installed() -> None:
-    assert names.vllm_version() == names.TESTED
+    assert argument_names.vllm_version() == argument_names.TESTED
 
 
 def test_a_vllm_of_an_untested_version_is_warned_of(
@@ -236,10 +236,10 @@ def test_a_vllm_of_an_untested_version_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(names, "TESTED", "0.99.0")
+    monkeypatch.setattr(argument_names, "TESTED", "0.99.0")
     # Anything that ends it soon after.
     fails(small_config, "model.init.config.head_dim=16")
-    warning = f"vLLM {names.vllm_version()} is not the version tested with Forge: 0.99.0"
+    warning = f"vLLM {argument_names.vllm_version()} is not the version tested with Forge: 0.99.0"
     assert warning in caplog.messages
 
 

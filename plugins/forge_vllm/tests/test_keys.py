@@ -10,7 +10,7 @@ import pytest
 from forge_core import ConfigError
 from forge_testing.command import run_in_process
 from forge_testing.context import bare_context
-from forge_vllm.keys import read_keys
+from forge_vllm.api_keys import read_keys
 from forge_vllm.settings import VllmSettings, generator_cautions
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import forge_vllm.weights
+import forge_vllm.weight_loading
 from forge_core import WeightMismatch
 from forge_tensors.checksum import checksum, digest
-from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
-from forge_vllm.worker import packed_matrices, repack
+from forge_vllm.weight_loading import Copied, WeightStream, copy_some, folder_shapes, optional_names
+from forge_vllm.worker_extension import packed_matrices, repack
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,), "lm_head.weight": (2, 3)}
 NONE: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ async def test_tensors_are_kept_from_a_source_that_uses_its_memory_again(
             buffer.fill_(value)
             yield name, buffer[: torch.Size(shape).numel()].view(shape)
 
-    monkeypatch.setattr(forge_vllm.weights, "COPIED_AT_ONCE", 30)  # bytes: two of them
+    monkeypatch.setattr(forge_vllm.weight_loading, "COPIED_AT_ONCE", 30)  # bytes: two of them
     stream, parts = source(), []
     while copies := await copy_some(stream):
         parts.append([float(tensor.mean()) for _, tensor, _ in copies])

@@ -28,7 +28,7 @@ from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens
 from forge_torch.generator.stop_strings import StopStrings
-from forge_torch.generator.weights import swap_weights
+from forge_torch.generator.weight_swap import swap_weights
 from forge_torch.generator_settings import TorchGeneratorSettings, check_boundaries
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_core import ForgeError, WeightMismatch
-from forge_vllm.weights import Copied, WeightStream, copy_some, folder_shapes, optional_names
+from forge_vllm.weight_loading import Copied, WeightStream, copy_some, folder_shapes, optional_names
 
 if TYPE_CHECKING:
     from forge_core import BuildContext, Transport

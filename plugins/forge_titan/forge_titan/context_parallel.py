@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from forge_tensors.batch import PackedBatch
 from forge_tensors.compilation import missing_for_compilation
 from forge_titan.ranks import Ranks
-from forge_titan.titan import prepare_context_parallel_input
+from forge_titan.torchtitan_api import prepare_context_parallel_input
 
 BLOCK = 128
 """Tokens in a block of FlexAttention's masks, the unit in which they are shared out."""
@@ -73,7 +73,7 @@ def split_batch(batch: PackedBatch, ranks: Ranks, window: int) -> Part:
     return Part(mine, rest["positions"], rest["attention_masks"], places[0])
 
 
-def held(places: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def local_targets(places: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Which wanted places this rank holds, and in which of its rows.
 
     Args:
@@ -93,7 +93,7 @@ def held(places: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torc
     return indices, rows[indices]
 
 
-def put_together(
+def all_reduce_scores(
     scores: torch.Tensor, indices: torch.Tensor, count: int, ranks: Ranks
 ) -> torch.Tensor:
     """All ranks' scores in one tensor, the same on each. A collective.

@@ -15,7 +15,7 @@ from pathlib import Path
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_core.runtimes.devices import visible_devices
-from forge_monarch.ends import first_end, kill_groups
+from forge_monarch.exit_status import first_end, kill_groups
 
 PACKAGES = ("torchmonarch", "forge-rl-core", "forge-rl-monarch")
 """Both ends of a connection need the same version of these, and of Python."""
@@ -60,7 +60,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-class Warden(Actor):
+class HostAgent(Actor):
     """Lives in a process of its own, so that it answers whatever replicas do."""
 
     @concurrent_endpoint

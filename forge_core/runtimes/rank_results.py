@@ -1,4 +1,4 @@
-"""What a call of several ranks comes to: rank 0's result, or the error of the first that raised."""
+"""Combine the ranks' results of one call: rank 0's, or the error of the first that raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GRACE = 5.0
 it in a collective."""
 
 
-async def together(
+async def combined(
     answers: Sequence[asyncio.Future[Any]],
     label: str,
     doing: str,

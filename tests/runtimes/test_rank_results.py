@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from forge_core import ReplicaDied, UsageError
-from forge_core.runtimes.together import together
+from forge_core.runtimes.rank_results import combined
 
 
 def lost(died: ReplicaDied) -> None:
@@ -29,5 +29,5 @@ async def test_the_first_error_is_raised_however_close_the_second_is(first: int,
 
     answering = asyncio.create_task(answer())
     with pytest.raises(UsageError, match=f"rank {first} of replica 0: from {first}"):
-        await together(answers, "replica 0", "step()", lost)
+        await combined(answers, "replica 0", "step()", lost)
     await answering

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forge_core import PluginError, RunFailed, UsageError
 from forge_monarch.addresses import check_can_listen, split
-from forge_monarch.engine import load
+from forge_monarch.monarch_api import load
 from forge_monarch.settings import TESTED, TlsFiles
 from forge_monarch.tls import check_certificate, check_protected
 
@@ -86,7 +86,7 @@ async def _lifetime(server: object) -> None:
 
 
 def main() -> None:
-    """Serve as a child of a controller: ``python -m forge_monarch.worker LIFELINE ADDRESS``."""
+    """Serve as a controller's child: ``python -m forge_monarch.host_worker LIFELINE ADDRESS``."""
     from forge_core.processes.supervision import divide
 
     divide(int(sys.argv[1]), ())

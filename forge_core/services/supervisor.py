@@ -1,4 +1,4 @@
-"""Lives and deaths of a service's replicas: started, watched, started again, given up, stopped."""
+"""Start a service's replicas, notice their deaths, restart them, give them up, stop them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Slot:
     log_tail: Sequence[str] = ()
 
 
-class Lives:
+class ReplicaSupervisor:
     """Keeps as many replicas in rotation as the service has.
 
     Args:

@@ -7,7 +7,7 @@ import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 from forge_core import BuildContext, PluginError, UsageError
-from forge_monarch.engine import import_monarch
+from forge_monarch.monarch_api import import_monarch
 from forge_torchstore.settings import INSTALL, TorchStoreSettings
 
 if TYPE_CHECKING:

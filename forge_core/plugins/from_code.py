@@ -16,6 +16,8 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
+import importlib.abc
+import importlib.util
 import inspect
 import re
 import sys
@@ -172,6 +174,20 @@ def _type_of(default: object) -> Any:
     return type(default) if isinstance(default, bool | int | float | str) else Any
 
 
+class _Source(importlib.abc.ExecutionLoader):
+    """Runs the source that its name was made from, and writes no bytecode beside the file."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self._path = path
+        self._source = source
+
+    def get_filename(self, fullname: str) -> str:
+        return str(self._path)
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self._source)
+
+
 def _module(path: Path) -> types.ModuleType:
     """A file as a module, run once for each content that it has had.
 
@@ -185,15 +201,17 @@ def _module(path: Path) -> types.ModuleType:
     name = f"{FILE_MODULE}{path.stem}_{content_hash(str(path).encode() + source)}"
     if name in sys.modules:
         return sys.modules[name]
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
+    loader = _Source(path, source)
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that files beside it can be imported and hide nothing
     sys.modules[name] = module
     try:
         with contained():
-            exec(compile(source, str(path), "exec"), vars(module))
+            loader.exec_module(module)
     except SyntaxError as error:
         del sys.modules[name]
         raise PluginError(f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}") from error

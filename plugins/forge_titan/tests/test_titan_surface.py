@@ -28,7 +28,7 @@ def test_one_module_imports_torchtitan() -> None:
                 names = [node.module or ""]
             if any(name.split(".")[0] == "torchtitan" for name in names):
                 importers.add(path.name)
-    assert importers <= {"titan.py", "cpu.py"}
+    assert importers <= {"torchtitan_api.py", "cpu.py"}
 
 
 @pytest.mark.parametrize(

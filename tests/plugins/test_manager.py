@@ -163,7 +163,8 @@ def test_installed_plugins_come_in_the_order_of_their_distributions(fake_distrib
         fake_distribution(name, "")
     names = [info.name for info in PluginManager().plugins()]
     assert names[0] == "core"
-    assert [name for name in names if name.startswith("acme")] == ["acme_a", "acme_b", "acme_c"]
+    expected = ["acme_a", "acme_b", "acme_c"]  # the packages of examples/ may be installed too
+    assert [name for name in names if name in expected] == expected
 
 
 # Leaving plugins out

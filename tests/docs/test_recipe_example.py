@@ -1,35 +1,23 @@
-"""The recipe of ``docs/recipes.md`` keeps the contract, and the page's tables are whole."""
+"""The recipe of ``docs/recipes.md`` is a tested example, and the page's tables are whole."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from forge_core import RecipeContext, RecipeService, RolloutOptions, Step
-from forge_testing.conformance.recipe import RecipeConformance
-from forge_testing.runs import small_config
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 (SOURCE,) = re.findall(r"^```python title=acme_rejection.py\n(.*?)^```$", PAGE, re.S | re.M)
 
 
-def plugin() -> ModuleType:
-    module = sys.modules["acme_rejection"] = ModuleType("acme_rejection")
-    exec(compile(SOURCE, "recipes.md", "exec", dont_inherit=True), vars(module))
-    return module
-
-
-class TestRejection(RecipeConformance):
-    config = small_config(
-        recipe={"use": "rejection", "tasks": 4, "samples": 8, "threshold": 0.0},
-        training={"steps": 4, "learning_rate": 0.01},
-    )
-    plugins = (plugin(),)
+def test_the_recipe_is_the_one_of_the_example() -> None:
+    """Whose own test runs it."""
+    assert (ROOT / "examples/rejection/acme_rejection.py").read_text(encoding="utf-8") == SOURCE
 
 
 def test_the_recipe_is_short() -> None:

@@ -9,8 +9,8 @@ once at 2,048 tokens an episode, for tokens a second, once at 64, for microsecon
 
 A figure is over the mean seconds of a run's steps after the first few; of the repeats the best,
 because everything else that this machine does only adds. `decoding` is what making the text of a
-completion takes by itself, and `without it` the figure with that time taken off: whoever reads
-text pays it. `kept` is what an episode's token data hold in memory, over its tokens.
+completion takes by itself, and `without it` the figure with that time taken off: what reads
+text pays for it. `kept` is what an episode's token data hold in memory, over its tokens.
 
 Run it on an idle machine.
 """

@@ -38,10 +38,11 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     check_section(config.model)
     with interrupts_marked():
         stages = estimate(config)
+        warnings = [*unused_keys(config), *cautions(config)]
     click.echo(f"plan of {config.name}: runtime {config.runtime.name}")
     for stage in stages:
         _show(stage)
-    for line in [*unused_keys(config), *cautions(config)]:
+    for line in warnings:
         click.echo(f"\nwarning: {line}")
 
 

@@ -165,9 +165,14 @@ def test_whatever_is_raised_before_the_start(forge: Any, kind: str) -> None:
         2,
         f"error: loss 'mine' (plugin Acme): build failed: {SHOWN[kind]}\n",
     )
-    code, printed = forge(plugin, "plan", loss={"use": "mine"})
+
+
+@pytest.mark.parametrize("kind", ESCAPES)
+def test_whatever_is_raised_in_a_plan(forge: Any, kind: str) -> None:
+    plugin = Acme("forge_trainers", lambda *_: None, cautions=lambda *_: leave(kind))
+    code, printed = forge(plugin, "plan", trainer={"use": "mine"})
     assert (code, "Traceback" in printed) == (2, False), printed
-    assert f"loss 'mine' (plugin Acme): build failed: {SHOWN[kind]}" in printed
+    assert f"trainer 'mine' (plugin Acme): cautions failed: {SHOWN[kind]}" in printed
 
 
 def test_an_interrupt_of_a_component_where_ctrl_c_is_ignored(forge: Any) -> None:

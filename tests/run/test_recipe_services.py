@@ -177,9 +177,9 @@ def test_plan_and_dry_run_know_them(tmp_path: Path, write_config: Any) -> None:
         ({"Coach": RecipeService(section="trainer")}, PluginError, "lower-case words"),
         ({"trainer": RecipeService(section="trainer")}, PluginError, "lower-case words"),
         (
-            {"coach": RecipeService(section="generator", weights_from="nobody")},
+            {"coach": RecipeService(section="generator", weights_from="missing")},
             PluginError,
-            "takes weights from 'nobody'",
+            "takes weights from 'missing'",
         ),
         (
             {"coach": RecipeService(section="trainer", training={"lr": 1.0})},

@@ -256,9 +256,9 @@ class Faults:
     def forge_trainers(self) -> Any:
         yield component(
             "trainer",
-            "slow",
             lambda settings, context: Slow(self, settings, context),
-            TorchTrainerSettings,
+            name="slow",
+            settings=TorchTrainerSettings,
         )
 
 

@@ -164,7 +164,7 @@ async def test_training_without_a_loss_or_transport_is_refused(tmp_path: Path) -
     await trainer.close()
 
 
-def test_without_torchtitan_the_command_that_mends_it_is_told(
+def test_without_torchtitan_the_command_to_install_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> str:

@@ -63,6 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = yaml.safe_load(result.stdout)
     config["name"] = "my"
     (folder / "my.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    (rewards,) = re.findall(r"```python\n([^`]*def brevity\(.*?)```", page, re.S)
+    (folder / "my_reward.py").write_text(rewards)
     result = run_as_process("run", "quickstart", cwd=folder, environ=SMALL, timeout=600)
     assert result.exit_code == 0, result.stderr
     return folder

@@ -26,6 +26,7 @@ SCRIPT = """
 
     class Limit(Settings):
         limit: int = 3
+        file: str = ""
 
     class Short:
         def __init__(self, limit):
@@ -42,17 +43,18 @@ SCRIPT = """
             return float(len(sample.completion) <= self.limit)
 
     def build(settings, context):
-        sys.argv_file = context.extra["file"]
+        sys.argv_file = settings.file
         return Short(settings.limit)
 
     component = RewardComponent(name="short", settings=Limit, build=build, summary="")
     part = RewardPart(
-        selection=Selection(family="reward", component=component, settings=Limit(limit=2)),
+        selection=Selection(
+            family="reward", component=component, settings=Limit(limit=2, file=sys.argv[1])
+        ),
         deadline=600.0,
     )
     context = BuildContext(
         model=ModelSection(), training=TrainingSection(), distributed=DistributedSection(),
-        extra={"file": sys.argv[1]},
     )
     episodes = [
         Episode(Task(id="0", prompt=""), turns=[], completion_texts=[text])

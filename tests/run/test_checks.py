@@ -181,7 +181,7 @@ def test_an_environment_that_is_none() -> None:
     async def start(self: Any, task: Any, seed: int) -> None: ...
 
     def line(**members: Any) -> str:
-        made = type("Made", (), {"max_turns": 1, "start": lambda self, task, seed: None, **members})
+        made = type("Made", (), {"max_turns": 1, "start": start, **members})
         app = Forge(plugins=[Acme("forge_environments", lambda settings, context: made())])
         (stage,) = app.resolve(small_config(environment={"use": "mine"})).stages
         assert stage.environment is not None
@@ -189,5 +189,8 @@ def test_an_environment_that_is_none() -> None:
             stage.environment.build(None)  # type: ignore[arg-type]
         return str(caught.value)
 
-    assert line(start=start) == "environment 'mine' (plugin Acme): start must not be async"
+    sync = line(start=lambda self, task, seed: None)
+    assert sync == (
+        "environment 'mine' (plugin Acme): start must be a coroutine: write `async def`"
+    )
     assert line(max_turns=None).endswith("max_turns must be an int of at least 1, not None")

@@ -84,8 +84,11 @@ def test_any_split_gives_the_same_numbers(tmp_path: Path, changes: dict) -> None
         for name, more in (("whole", {}), ("split", changes))
     ]
     for whole, split in zip(*rows, strict=True):
-        for name in ("loss", "reward_margin", "accuracy", "grad_norm"):
+        for name in ("loss", "reward_margin", "grad_norm"):
             assert whole[name] == pytest.approx(split[name], rel=1e-4, abs=1e-6)
+    # In the first step policy and reference are equal: the sign of a margin is that of rounding.
+    for whole, split in zip(*(each[1:] for each in rows), strict=True):
+        assert whole["accuracy"] == split["accuracy"]
 
 
 def test_the_reward_margin_grows(tmp_path: Path) -> None:

@@ -270,12 +270,13 @@ async def test_it_ends_with_its_generator(
     """The last one: it closes what the others share."""
     long: Config = {"max_tokens": 900, "extra_body": {"ignore_eos": True}}
     # 25 times what the engine holds at once: far from done after the grace period, on any CPU.
-    pending = asyncio.create_task(
-        client.completions.create(model="policy", prompt=PROMPT, n=400, **long)
+    stream = await client.completions.create(
+        model="policy", prompt=PROMPT, n=400, stream=True, **long
     )
-    # Once the engine samples this one, it has the request above too.
-    stream = await client.completions.create(model="policy", prompt=PROMPT, stream=True, **long)
     await anext(aiter(stream))
+    # First come, first served: it waits for the one above.
+    pending = asyncio.create_task(client.completions.create(model="policy", prompt=PROMPT, **long))
+    await asyncio.sleep(0.2)  # so that the server has it
     assert not pending.done()
     await generator.close()
     with pytest.raises(openai.OpenAIError):

@@ -12,6 +12,7 @@ import contextlib
 import os
 import runpy
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -29,6 +30,10 @@ END = "FORGE_MONARCH_END"
 
 KILL_LIMIT = 2.0
 """Seconds that killed processes get to be gone; one that waits for a device may take longer."""
+
+CALLER_LIMIT = 2.0
+"""Seconds to wait for the caller that asks how the process ended. None comes if the process died
+before the caller knew it."""
 
 _MONARCHS = "monarch._src.actor.bootstrap_main"
 """What Monarch runs in a process of its own."""
@@ -123,6 +128,9 @@ def _members(leader: int) -> list[int]:
 
 
 def _tell(listener: socket.socket, code: int) -> None:
+    """Send the exit code to every caller that has connected. A process may die between its first
+    answer and the caller's connection, so the first one is waited for."""
+    select.select([listener], [], [], CALLER_LIMIT)
     listener.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:

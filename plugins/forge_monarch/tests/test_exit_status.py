@@ -27,6 +27,7 @@ from forge_core import (
 )
 from forge_core import Settings as NoSettings
 from forge_monarch import replica as replica_module
+from forge_monarch.exit_status import first_end
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
 from forge_testing.context import bare_context
@@ -129,6 +130,32 @@ async def test_of_a_process_that_lost_its_outer_one_the_end_is_known(replica: Re
     assert "replica 0 of generator" in await asyncio.wait_for(replica.wait_dead(), 60)
     await replica.stop()
     await until_gone(rank, child)
+
+
+SUPERVISED = """
+import runpy
+from forge_monarch import bootstrap
+
+runpy.run_module = lambda *args, **kwargs: exec(
+    "import os, time; print(os.getpid(), os.environ[bootstrap.END], flush=True); time.sleep(600)",
+    globals(),
+)
+bootstrap.main()
+"""
+"""In place of what Monarch runs: a process that says its pid and the name of its exit status."""
+
+
+async def test_the_end_of_a_process_that_died_before_it_was_watched_is_known() -> None:
+    outer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISED, stdout=asyncio.subprocess.PIPE
+    )
+    assert outer.stdout is not None
+    pid, name = (await outer.stdout.readline()).decode().split()
+    os.kill(int(pid), signal.SIGKILL)
+    await until_gone(int(pid))
+    await asyncio.sleep(0.5)
+    assert await first_end([name]) == (0, -signal.SIGKILL)
+    assert await outer.wait() == -signal.SIGKILL
 
 
 CONTROLLER = """

@@ -99,6 +99,11 @@ class Policy:
         """Most tokens of a sequence."""
         return int(self.config.max_seq_len)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model knows."""
+        return int(self.config.vocab_size)
+
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """TorchTitan's names and this rank's parameters."""
         for part in self.parts:

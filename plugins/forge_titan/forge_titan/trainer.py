@@ -26,6 +26,7 @@ from forge_core.models.folder import copy_tokenizer
 from forge_tensors.batch import pack
 from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32
+from forge_tensors.limits import check_sequences
 from forge_tensors.loss_step import LossStep
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.schedule import learning_rate
@@ -200,14 +201,9 @@ class TitanTrainer:
         return Policy(self.folder, self.dtype, self.ranks, self.distributed, self.settings.flavor)
 
     def _checked(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[TrainSequence]:
-        """All sequences, none longer than the model's window."""
+        """All sequences, none longer than the model's window or with tokens unknown to it."""
         sequences = [sequence for batch in micro_batches for sequence in batch]
-        longest = max((len(sequence.tokens) for sequence in sequences), default=0)
-        if longest > self.policy.window:
-            raise UsageError(
-                f"a sequence of {longest} tokens is longer than the model's window of "
-                f"{self.policy.window} (max_position_embeddings)"
-            )
+        check_sequences(sequences, window=self.policy.window, vocabulary=self.policy.vocabulary)
         return sequences
 
     def _passes(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[int]]:

@@ -362,6 +362,22 @@ class TrainerConformance(Suite):
         after = await _weights(trainer)
         assert checksum(after.items()) == checksum(before.items())
 
+    async def test_a_token_outside_the_models_vocabulary_is_named(
+        self, make: MakeTrainer, model_folder: Path
+    ) -> None:
+        vocabulary = AutoConfig.from_pretrained(model_folder, trust_remote_code=False).vocab_size
+        trainer = await make()
+        before = await _weights(trainer)
+        known = TrainSequence([3, 4, 5], [False, True, True])
+        for token in (vocabulary + 7, -3):
+            foreign = TrainSequence([3, token, 5], [False, True, True])
+            with pytest.raises(ForgeError, match=rf"(?<!\d){token}\b"):
+                await trainer.train_step([[known], [foreign]])
+            with pytest.raises(ForgeError, match=rf"(?<!\d){token}\b"):
+                await trainer.logprobs([known, foreign])
+        after = await _weights(trainer)
+        assert checksum(after.items()) == checksum(before.items())
+
     async def test_a_field_that_the_loss_needs_and_does_not_get_is_named(
         self, make: MakeTrainer, model_folder: Path
     ) -> None:

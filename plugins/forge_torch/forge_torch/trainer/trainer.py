@@ -30,6 +30,7 @@ from forge_tensors.batch import pack
 from forge_tensors.causal_lm import CausalLM
 from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32
+from forge_tensors.limits import check_sequences
 from forge_tensors.loss_step import LossStep, LossSums
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
@@ -236,17 +237,13 @@ class TorchTrainer:
         belongs together is not split, and a group that is larger goes alone.
 
         Raises:
-            UsageError: a sequence is longer than the model's window. Rotary positions beyond it
-                raise no error, and the model has never seen them.
+            UsageError: a sequence is longer than the model's window.
+            DataError: a token is not in the model's vocabulary.
         """
-        longest = max((len(s.tokens) for part in micro_batches for s in part), default=0)
-        if self._window is not None and longest > self._window:
-            raise UsageError(
-                f"a sequence of {longest} tokens is longer than the model's window of "
-                f"{self._window} (max_position_embeddings)"
-            )
-        limit = self.settings.max_tokens_per_micro_batch or math.inf
         every = [sequence for sequences in micro_batches for sequence in sequences]
+        vocabulary = self.policy.model.get_input_embeddings().weight.shape[0]
+        check_sequences(every, window=self._window, vocabulary=vocabulary)
+        limit = self.settings.max_tokens_per_micro_batch or math.inf
         for together in units(micro_batches):
             part: list[TrainSequence] = []
             used = 0

@@ -139,5 +139,6 @@ def forge_generators():
         name="remote",
         settings=RemoteSettings,
         build=Remote,
+        takes_weights=False,
         summary="completions of an OpenAI-compatible server",
     )

@@ -110,7 +110,11 @@ class WriterLost(ForgeError):
 
 
 class ReplicaDied(ForgeError):
-    """A replica's process is gone. Raised by a runtime; a service answers by retrying elsewhere.
+    """A replica is gone: its process has ended, or its engine elsewhere cannot be reached.
+
+    Raised by runtimes, and by generators whose engine is elsewhere and away for a while, from any
+    method or from ``build``. The service repeats the call on another replica or waits for a new one
+    (``outage_limit``); a call of a session, or of a service without ``retry``, raises it.
 
     Args:
         message: what happened, one line.

@@ -121,6 +121,9 @@ class GeneratorComponent(Component[Generator]):
             model's at ``sampling.temperature``. They are refused beside a loss that compares with
             the sampler's logprobs.
         serves: whether it is a ``forge_core.ServingGenerator``.
+        takes_weights: False if ``update_weights`` always raises, as where the weights are those of
+            a server elsewhere. It is then refused, before anything starts, where a run would send
+            it the weights that it trains.
     """
 
     cautions: Cautions | None = None
@@ -128,6 +131,7 @@ class GeneratorComponent(Component[Generator]):
     max_tokens: Callable[[Any], TokenLimit] | None = None
     alters_sampling: Callable[[Any], Sequence[str]] | None = None
     serves: bool = False
+    takes_weights: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

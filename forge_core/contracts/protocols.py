@@ -52,6 +52,8 @@ class Generator(Protocol):
                 there ends as truncated; any other error ends the run.
             PromptRefused: the prompt is empty.
             DataError: it holds an unknown token, or the sampling is out of its range.
+            ReplicaDied: the engine is elsewhere and cannot be reached now. The service builds the
+                replica again until ``outage_limit`` is over, and repeats the call.
         """
         ...
 
@@ -60,6 +62,9 @@ class Generator(Protocol):
 
         Requests in flight go on with the new weights; their later tokens carry the new version.
         The returned checksum is computed from the weights the generator holds, not copied.
+
+        Raises:
+            UsageError: it takes no weights (``GeneratorComponent(takes_weights=False)``).
         """
         ...
 

@@ -87,6 +87,11 @@ class Selection(Generic[T_co]):
         return isinstance(self.component, GeneratorComponent) and self.component.serves
 
     @property
+    def takes_weights(self) -> bool:
+        """Whether a generator samples from the weights that a trainer publishes."""
+        return isinstance(self.component, GeneratorComponent) and self.component.takes_weights
+
+    @property
     def checks_tasks(self) -> bool:
         """Whether the component looks at tasks before a start."""
         return self._check_tasks is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,34 @@ def check_services(stage: StageConfig) -> None:
             world_size=placement.procs,
         )
         selection.check(context)
+    _check_takes_weights(stage, declared)
+
+
+def _check_takes_weights(stage: StageConfig, declared: Mapping[str, RecipeService]) -> None:
+    """Generators that are sent the trained weights take them.
+
+    Where a service of the recipe's own is built from section ``generator``, the recipe may need
+    that section for this service alone.
+
+    Raises:
+        UsageError: one takes none.
+    """
+    own = any(service.section == "generator" for service in declared.values())
+    needs = "generator" in stage.recipe.requires and not own
+    who = f"recipe {stage.recipe.name!r}"
+    asks = {
+        "the held-out evaluation": stage.generator if stage.evaluates() else None,
+        who: stage.generator if needs else None,
+    }
+    for name, service in declared.items():
+        if service.weights_from:
+            asks[f"service {name!r} of {who}"] = stage.service_selection(service)
+    for asking, generator in asks.items():
+        if generator is not None and not generator.takes_weights:
+            raise UsageError(
+                f"generator.use: generator {generator.name!r} takes no weights from a trainer, and "
+                f"{asking} (stage {stage.name!r}) samples from the weights that are trained"
+            )
 
 
 def _trains(stage: StageConfig, service: RecipeService) -> bool:

@@ -16,7 +16,6 @@ import pytest
 from forge_core import (
     DataError,
     Forge,
-    ForgeError,
     RecipeComponent,
     RecipeService,
     ReplicaDied,
@@ -201,10 +200,33 @@ def test_a_run_goes_on_when_the_server_comes_back(
     assert len(lines_of(summary.folder / "metrics.jsonl")) == 3
 
 
-def test_it_is_refused_as_the_policy(section: Any, tmp_path: Path) -> None:
-    config = small_config(generator=section, checkpointing={"output_dir": str(tmp_path)})
-    with pytest.raises(ForgeError, match="takes none from a trainer"):
-        Forge(plugins=[acme_remote_generator]).run(config)
+@pytest.mark.parametrize("flags", [["--dry-run"], []])
+def test_it_is_refused_as_the_policy_before_anything_starts(
+    section: Any, tmp_path: Path, flags: list[str], write_config: Any
+) -> None:
+    config = write_config(small_config(generator=section))
+    app, output = Forge(plugins=[acme_remote_generator]), tmp_path / "output"
+    where = f"checkpointing.output_dir={output}"
+    result = run_in_process("run", str(config), where, *flags, app=app)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: generator.use: generator 'remote' takes no weights from a trainer, and recipe "
+        "'grpo' (stage 'grpo') samples from the weights that are trained\n"
+    )
+    assert not output.exists()
+
+
+def test_it_is_refused_for_an_evaluation(section: Any, tiny_model: Path, tmp_path: Path) -> None:
+    app = Forge(plugins=[acme_remote_generator])
+    config = small_config(
+        recipe={"use": "sft"},
+        loss={"use": "cross_entropy"},
+        eval_dataset={"use": "synthetic_arithmetic"},
+        generator=section,
+        checkpointing={"output_dir": str(tmp_path)},
+    )
+    with pytest.raises(UsageError, match=r"takes no weights .* the held-out evaluation"):
+        app.run(config)
 
 
 def test_forge_generate_asks_it(section: Any, tiny_model: Path) -> None:

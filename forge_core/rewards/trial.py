@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
 
 from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import RunFailed
-from forge_core.contracts.protocols import AnyReward
-from forge_core.contracts.selection import Selection
+from forge_core.contracts.target import Target
 from forge_core.contracts.types import RewardSample
 from forge_core.processes.frames import dumps
 from forge_core.rewards.frames import pack
@@ -16,7 +18,8 @@ from forge_core.rewards.process import Attempt, Limits, ProcessLost, Result, Rew
 
 
 def try_reward(
-    selection: Selection[AnyReward],
+    reward: str,
+    settings: BaseModel,
     context: BuildContext,
     samples: Sequence[RewardSample],
     *,
@@ -25,8 +28,9 @@ def try_reward(
     """Judge samples as a run would, and wait for the results; a process is gone when this returns.
 
     Args:
-        selection: the reward.
-        context: what it is built with.
+        reward: what builds it, ``"module:attribute"``, as its component says.
+        settings: what it is built with.
+        context: the same.
         samples: to judge.
         deadline: seconds for each.
 
@@ -38,7 +42,8 @@ def try_reward(
         RunFailed: its process does not start.
     """
     limits = Limits(deadline)
-    opening = dumps(({"reward": dumps(selection)}, dumps(context), {"reward": limits}))
+    tried = dumps(_Tried(reward, settings))
+    opening = dumps(({"reward": tried}, dumps(context), {"reward": limits}))
     results: list[Result] = []
     while len(results) < len(samples):
         process = RewardProcess(opening, log=None)
@@ -48,6 +53,17 @@ def try_reward(
             process.close()
             process.remove_scratch()
     return results
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A reward that no config selected."""
+
+    reward: str
+    settings: BaseModel
+
+    def build(self, context: BuildContext) -> Any:
+        return Target(self.reward)(self.settings, context)
 
 
 def _judge_rest(

@@ -7,10 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from forge_console.plugin import build_console
 from forge_console.settings import ConsoleSettings
+from forge_console.view import make_view
 from forge_core.trackers.jsonl import JsonlTracker
-from forge_testing.context import bare_context
 from forge_testing.demo import STAGES, replay
 
 
@@ -31,7 +30,7 @@ def main() -> None:
     parser.add_argument("--outcome", choices=("finished", "failed"), default="finished")
     parser.add_argument("--folder", type=Path, help="run folder; default: a temporary one")
     options = parser.parse_args()
-    console = build_console(ConsoleSettings(view=options.view, interval=2.0), bare_context())
+    console = make_view(ConsoleSettings(view=options.view, interval=2.0))
     steps = sum(stage.steps or 0 for stage in STAGES)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)

@@ -19,10 +19,9 @@ from forge_console.frame import frame
 from forge_console.history import MOST_POINTS, RunHistory
 from forge_console.live import LiveView, can_draw
 from forge_console.plain import PlainLog
-from forge_console.plugin import build_console
 from forge_console.settings import ConsoleSettings
+from forge_console.view import make_view
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
-from forge_testing.context import bare_context
 from forge_testing.demo import replay
 from forge_testing.runs import until
 
@@ -268,7 +267,6 @@ def test_a_pipe_gets_plain_lines_also_with_forced_colours(monkeypatch: pytest.Mo
 
 
 def test_the_setting_decides() -> None:
-    context = bare_context()
-    assert isinstance(build_console(ConsoleSettings(view="live"), context), LiveView)
-    assert isinstance(build_console(ConsoleSettings(view="plain"), context), PlainLog)
-    assert isinstance(build_console(ConsoleSettings(), context), PlainLog)
+    assert isinstance(make_view(ConsoleSettings(view="live")), LiveView)
+    assert isinstance(make_view(ConsoleSettings(view="plain")), PlainLog)
+    assert isinstance(make_view(ConsoleSettings()), PlainLog)

@@ -15,14 +15,26 @@ from forge_core import (
     RewardComponent,
     hookimpl,
 )
-from forge_grpo.datasets import arithmetic
-from forge_grpo.environments import single_turn
-from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings, grpo_needs
-from forge_grpo.recipe_settings import GrpoSettings, max_staleness
-from forge_grpo.rewards import last_number
-from forge_grpo.rewards.answers import check_answers
-from forge_grpo.rewards.math_component import MATH
-from forge_grpo.rewards.settings import ExactMatchSettings, ThinkingSettings
+from forge_grpo.checks import (
+    check_answers,
+    check_chats,
+    check_single_turn,
+    grpo_needs,
+    max_staleness,
+)
+from forge_grpo.rewards.math_check import MATH, check_math
+from forge_grpo.settings import (
+    ArithmeticSettings,
+    ExactMatchSettings,
+    GrpoLossSettings,
+    GrpoSettings,
+    GspoSettings,
+    LastNumberSettings,
+    MathSettings,
+    ReinforceSettings,
+    SingleTurnSettings,
+    ThinkingSettings,
+)
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -77,12 +89,18 @@ def forge_rewards() -> Iterable[RewardComponent]:
     )
     yield RewardComponent(
         name="last_number",
-        settings=last_number.LastNumberSettings,
+        settings=LastNumberSettings,
         build="forge_grpo.rewards.last_number:LastNumber",
         check_tasks=check_answers,
         summary="1 if the last whole number in the completion is the answer",
     )
-    yield MATH
+    yield RewardComponent(
+        name="math",
+        settings=MathSettings,
+        build=MATH,
+        check_tasks=check_math,
+        summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
+    )
     yield RewardComponent(
         name="thinking",
         settings=ThinkingSettings,
@@ -95,10 +113,10 @@ def forge_rewards() -> Iterable[RewardComponent]:
 def forge_environments() -> Iterable[EnvironmentComponent]:
     yield EnvironmentComponent(
         name="single_turn",
-        settings=single_turn.SingleTurnSettings,
+        settings=SingleTurnSettings,
         build="forge_grpo.environments.single_turn:SingleTurn",
-        check=single_turn.check,
-        check_tasks=single_turn.check_tasks,
+        check=check_single_turn,
+        check_tasks=check_chats,
         summary="one prompt, one completion",
         default=True,
     )
@@ -108,7 +126,7 @@ def forge_environments() -> Iterable[EnvironmentComponent]:
 def forge_datasets() -> Iterable[DatasetComponent]:
     yield DatasetComponent(
         name="arithmetic",
-        settings=arithmetic.ArithmeticSettings,
+        settings=ArithmeticSettings,
         build="forge_grpo.datasets.arithmetic:Arithmetic",
         summary="all problems of two operands, train and test disjoint",
     )

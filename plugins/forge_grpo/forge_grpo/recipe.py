@@ -26,7 +26,7 @@ from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
     from forge_core import Dataset, RecipeContext, ServiceHandle, StageConfig, Step
-    from forge_grpo.recipe_settings import GrpoSettings
+    from forge_grpo.settings import GrpoSettings
 
 QUIET_STEPS = 10
 """Steps in a row without any signal after which the log says so in words."""

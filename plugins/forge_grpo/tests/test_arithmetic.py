@@ -13,12 +13,8 @@ from pydantic import ValidationError
 
 from forge_core import DataError, Dataset, Forge, Selection
 from forge_grpo import plugin
-from forge_grpo.datasets.arithmetic import (
-    TEST_SHARE,
-    Arithmetic,
-    ArithmeticSettings,
-    is_test,
-)
+from forge_grpo.datasets.arithmetic import TEST_SHARE, Arithmetic, is_test
+from forge_grpo.settings import ArithmeticSettings
 from forge_testing.conformance.dataset import DatasetConformance
 
 

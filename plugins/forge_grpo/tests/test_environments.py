@@ -8,7 +8,8 @@ import pytest
 
 from forge_core import Environment, Forge, Message, Selection, Task
 from forge_grpo import plugin
-from forge_grpo.environments.single_turn import SingleTurn, SingleTurnSettings
+from forge_grpo.environments.single_turn import SingleTurn
+from forge_grpo.settings import SingleTurnSettings
 from forge_testing.conformance.environment import EnvironmentConformance
 
 

@@ -21,8 +21,8 @@ from forge_grpo.losses.grpo import Grpo
 from forge_grpo.losses.gspo import Gspo
 from forge_grpo.losses.primitives import kl_k3
 from forge_grpo.losses.reinforce import Reinforce
-from forge_grpo.losses.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
 from forge_grpo.plugin import forge_losses
+from forge_grpo.settings import GrpoLossSettings, GspoSettings, ReinforceSettings
 from forge_tensors.batch import pack
 from forge_testing.conformance.loss import LossConformance
 

@@ -6,13 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from forge_core import DataError, Reward, RewardSample, Task
-from forge_grpo.rewards import math_component
+from forge_grpo.rewards import math_check
 from forge_grpo.rewards.exact_match import ExactMatch
 from forge_grpo.rewards.last_number import LastNumber
 from forge_grpo.rewards.math import Math
-from forge_grpo.rewards.math_component import check_tasks
-from forge_grpo.rewards.settings import ExactMatchSettings, MathSettings, ThinkingSettings
+from forge_grpo.rewards.math_check import check_math
 from forge_grpo.rewards.thinking import Thinking
+from forge_grpo.settings import ExactMatchSettings, MathSettings, ThinkingSettings
 from forge_testing.context import bare_context
 
 
@@ -314,7 +314,7 @@ def test_math_pays_for_each_answer_as_its_own_completion() -> None:
     more = ["1,2", "3 or 4", r"x \in [1,2)", "10^{20}", "n(n+1)/2"]
     answers = [*(answer for _, answer in RIGHT), *more]
     tasks = [Task(f"rows.jsonl:{row}", "?", answer=text) for row, text in enumerate(answers)]
-    check_tasks(MathSettings(), bare_context(), tasks)
+    check_math(MathSettings(), bare_context(), tasks)
 
 
 @pytest.mark.parametrize(
@@ -330,14 +330,14 @@ def test_math_refuses_an_answer_that_does_not_pay_before_a_run(
     rows = ["46", "Paris", r"\frac{1}{2}", answer, "1e6", r"\sqrt{2}"]
     tasks = [Task(f"rows.jsonl:{row}", "?", answer=text) for row, text in enumerate(rows, 1)]
     with pytest.raises(DataError) as caught:
-        check_tasks(MathSettings(), bare_context(), tasks)
+        check_math(MathSettings(), bare_context(), tasks)
     assert str(caught.value) == f"task 'rows.jsonl:4'{'' if answer is None else ':'} {said}"
 
 
 def test_plain_numbers_and_words_cost_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_component, "try_reward", None)
+    monkeypatch.setattr(math_check, "try_reward", None)
     answers = ["46", "-1.5e-3", "1,234", "Paris", "so 48/2 = 24\n#### 24"]
-    check_tasks(MathSettings(), bare_context(), [Task("t", "?", answer=text) for text in answers])
+    check_math(MathSettings(), bare_context(), [Task("t", "?", answer=text) for text in answers])
 
 
 @pytest.mark.parametrize("answer", ["", "???", "#", "-"])

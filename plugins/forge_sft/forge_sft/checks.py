@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from forge_core import BuildContext, DataError, Task, TokenLimit, UsageError
 from forge_core.models.shape import model_window
 from forge_core.models.template_files import check_prompts
-from forge_sft.recipe_settings import SftSettings
+from forge_sft.settings import SftSettings
 
 
 def max_tokens(settings: SftSettings) -> TokenLimit:

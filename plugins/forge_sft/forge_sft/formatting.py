@@ -12,7 +12,7 @@ from forge_core.models.examples import encode_example
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_sft.recipe_settings import SftSettings
+    from forge_sft.settings import SftSettings
 
 
 class Rows:

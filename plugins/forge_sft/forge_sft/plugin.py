@@ -11,9 +11,7 @@ from forge_core import (
     hookimpl,
 )
 from forge_sft.checks import check_recipe, check_tasks, max_tokens
-from forge_sft.datasets import jsonl
-from forge_sft.losses.settings import CrossEntropySettings
-from forge_sft.recipe_settings import SftSettings
+from forge_sft.settings import CrossEntropySettings, JsonlSettings, SftSettings
 
 
 @hookimpl
@@ -46,7 +44,7 @@ def forge_losses() -> Iterable[LossComponent]:
 def forge_datasets() -> Iterable[DatasetComponent]:
     yield DatasetComponent(
         name="jsonl",
-        settings=jsonl.JsonlSettings,
+        settings=JsonlSettings,
         build="forge_sft.datasets.jsonl:Jsonl",
         summary="one JSON object a line: prompt and response, or messages",
     )

@@ -11,7 +11,7 @@ from forge_sft.formatting import Rows
 
 if TYPE_CHECKING:
     from forge_core import Dataset, RecipeContext, StageConfig
-    from forge_sft.recipe_settings import SftSettings
+    from forge_sft.settings import SftSettings
 
 CHECKED_AT_ONCE = 100
 """Rows that are checked before the event loop has its turn, so that ctrl-C is heard."""

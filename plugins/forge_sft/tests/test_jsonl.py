@@ -13,7 +13,8 @@ import pytest
 
 from forge_core import DataError, Dataset, Forge, Message, Selection, Task
 from forge_sft import plugin
-from forge_sft.datasets.jsonl import Jsonl, JsonlSettings
+from forge_sft.datasets.jsonl import Jsonl
+from forge_sft.settings import JsonlSettings
 from forge_testing.conformance.dataset import DatasetConformance
 
 ROWS: list[dict[str, Any]] = [

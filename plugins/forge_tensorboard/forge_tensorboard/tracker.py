@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge_core import Episode, Event, RunInfo, StepRecord, Summary
+from forge_core import Episode, Event, RunInfo, StepRecord, Summary, UsageError
+from forge_tensorboard.checks import INSTALL
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -16,12 +17,16 @@ FOLDER = "tensorboard"
 class TensorboardTracker:
     """Writes metrics, timings and held-out scores over the run's steps.
 
-    Args:
-        make_writer: TensorBoard's ``SummaryWriter``.
+    Raises:
+        UsageError: the package that writes the files cannot be imported.
     """
 
-    def __init__(self, make_writer: Callable[..., SummaryWriter]) -> None:
-        self._make_writer = make_writer
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError(f"tracker tensorboard: {error}; {INSTALL}") from error
+        self._make_writer = SummaryWriter
         self._writer: SummaryWriter | None = None
 
     def start(self, run: RunInfo) -> None:

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from forge_core import RunInfo, Selection, StageInfo, StepRecord, Summary, UsageError
-from forge_tensorboard.plugin import TensorboardSettings, build_tensorboard, forge_trackers
-from forge_tensorboard.tracker import FOLDER
+from forge_tensorboard.plugin import forge_trackers
+from forge_tensorboard.settings import TensorboardSettings
+from forge_tensorboard.tracker import FOLDER, TensorboardTracker
 from forge_testing.conformance.tracker import TrackerConformance
-from forge_testing.context import bare_context
 from forge_testing.demo import replay
-
-CONTEXT = bare_context()
 
 
 def scalars(folder: Path) -> Any:
@@ -27,7 +25,7 @@ def scalars(folder: Path) -> Any:
 
 def test_a_whole_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    replay([build_tensorboard(TensorboardSettings(), CONTEXT)], tmp_path)
+    replay([TensorboardTracker()], tmp_path)
     read = scalars(tmp_path)
     assert [event.step for event in read.Scalars("loss")] == list(range(1, 301))
     assert [event.step for event in read.Scalars("reward/mean")] == list(range(121, 301))
@@ -40,7 +38,7 @@ def test_a_resumed_run_replaces_what_it_does_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     stages = [StageInfo(name="s", recipe="sft", steps=5)]
     for resumed_from, steps, value in ((None, range(1, 6), 1.0), (3, range(4, 6), 2.0)):
-        tracker = build_tensorboard(TensorboardSettings(), CONTEXT)
+        tracker = TensorboardTracker()
         tracker.start(RunInfo(name="r", folder=tmp_path, stages=stages, resumed_from=resumed_from))
         for step in steps:
             tracker.step(
@@ -61,7 +59,7 @@ def test_a_resumed_run_replaces_what_it_does_again(tmp_path: Path) -> None:
 def test_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install tensorboard") as error:
-        build_tensorboard(TensorboardSettings(), CONTEXT)
+        TensorboardTracker()
     assert "\n" not in str(error.value)
 
 

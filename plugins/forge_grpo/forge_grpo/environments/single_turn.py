@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from pydantic import Field
-
-from forge_core import BuildContext, FinishReason, Message, Prompt, Settings, Task, UsageError
-from forge_core.models.template_files import check_prompts, lacks_chat_template
-
-
-class SingleTurnSettings(Settings):
-    """What stands before the task's prompt."""
-
-    system_prompt: str | None = Field(None, description="system message; makes every prompt a chat")
+from forge_core import FinishReason, Message, Prompt, Task
+from forge_grpo.settings import SingleTurnSettings
 
 
 class SingleTurnInteraction:
@@ -36,21 +26,3 @@ class SingleTurn:
         prompt = task.prompt
         rest = (Message("user", prompt),) if isinstance(prompt, str) else prompt
         return SingleTurnInteraction((Message("system", self.system_prompt), *rest))
-
-
-def check(settings: SingleTurnSettings, context: BuildContext) -> None:
-    """Raises:
-    UsageError: there is a system prompt, and the model cannot render chats.
-    """
-    if settings.system_prompt is not None and lacks_chat_template(context.model):
-        raise UsageError(
-            "environment.system_prompt: makes every prompt a chat, but the model's tokenizer has "
-            "no chat template"
-        )
-
-
-def check_tasks(settings: SingleTurnSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
-    """Raises:
-    DataError: a prompt is a chat that the model cannot render.
-    """
-    check_prompts(context.model, tasks)

@@ -22,7 +22,7 @@ from forge_grpo.losses.primitives import (
     output,
     ratio_maxima,
 )
-from forge_grpo.losses.settings import GrpoLossSettings
+from forge_grpo.settings import GrpoLossSettings
 
 
 class Grpo:

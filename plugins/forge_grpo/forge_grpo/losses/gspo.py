@@ -12,7 +12,7 @@ from forge_grpo.losses.primitives import (
     ratio_maxima,
     sequence_means,
 )
-from forge_grpo.losses.settings import GspoSettings
+from forge_grpo.settings import GspoSettings
 
 
 class Gspo:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from forge_core import LossBatch, LossOutput
-from forge_grpo.losses.settings import Aggregate, ClipSettings
+from forge_grpo.settings import Aggregate, ClipSettings
 
 LARGEST_LOG_RATIO = 20.0
 """Nats. exp(20) = 4.9e8 is far outside every clip, and neither it nor a sum of it over a batch

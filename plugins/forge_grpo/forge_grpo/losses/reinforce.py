@@ -6,7 +6,7 @@ import torch
 
 from forge_core import LossBatch, LossOutput
 from forge_grpo.losses.primitives import output
-from forge_grpo.losses.settings import ReinforceSettings
+from forge_grpo.settings import ReinforceSettings
 
 
 class Reinforce:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_core import DataError, RewardSample
-from forge_grpo.rewards.settings import ExactMatchSettings
+from forge_grpo.settings import ExactMatchSettings
 
 
 class ExactMatch:

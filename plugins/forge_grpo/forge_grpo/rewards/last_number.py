@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 
-from forge_core import DataError, RewardSample, Settings
+from forge_core import DataError, RewardSample
 
 _NUMBER = re.compile(r"(?<![\d.,])-?\d+(?:,\d{3})*(?![\d,]*\.?\d)")
 """A whole number, perhaps with commas between thousands; no part of a decimal fraction."""
-
-
-class LastNumberSettings(Settings):
-    """Read the answer off the end of the text."""
 
 
 class LastNumber:

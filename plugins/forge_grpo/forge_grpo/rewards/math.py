@@ -17,7 +17,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from forge_core import DataError, RewardSample, Task
 from forge_grpo.rewards import final_answer
-from forge_grpo.rewards.settings import MathSettings
+from forge_grpo.settings import MathSettings
 
 DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 """LaTeX that says itself where it begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from forge_core import RewardSample
-from forge_grpo.rewards.settings import ThinkingSettings
+from forge_grpo.settings import ThinkingSettings
 
 
 class Thinking:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from forge_core import DataError, Message, Settings, Task
+from forge_core import DataError, Message, Task
 from forge_core.data.messages import parse_message, parse_tools
+from forge_sft.settings import JsonlSettings
 
 OF_OTHER_FORMATS = frozenset(
     {
@@ -22,28 +20,6 @@ OF_OTHER_FORMATS = frozenset(
 )
 """Fields of a row that other formats show to the model or train with, and that this one does not
 know. Left out without a word, they would make other training data of the same file."""
-
-
-class JsonlSettings(Settings):
-    """Where the lines are and what their fields are called."""
-
-    path: Path = Field(description="file with one JSON object a line")
-    prompt: str = Field("prompt", description="field with the prompt")
-    response: str = Field("response", description="field with the text to imitate; may be missing")
-    answer: str = Field("answer", description="field with the reference answer; may be missing")
-    messages: str = Field(
-        "messages",
-        description="field with a chat, which counts before a prompt where a line has both; an "
-        "assistant message at its end is the response",
-    )
-    tools: str = Field(
-        "tools", description="field with JSON schemas of the functions that a chat may call"
-    )
-    ignore: tuple[str, ...] = Field(
-        (),
-        description="keys to leave out of messages, and fields of a row to keep as task metadata, "
-        "that would be refused because they could mean something to the model",
-    )
 
 
 class Jsonl:

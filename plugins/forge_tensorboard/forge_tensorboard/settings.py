@@ -1,9 +1,9 @@
-"""Settings of the supervised losses."""
+"""Settings of tracker ``tensorboard``."""
 
 from __future__ import annotations
 
 from forge_core import Settings
 
 
-class CrossEntropySettings(Settings):
+class TensorboardSettings(Settings):
     """Nothing to set."""

@@ -1,28 +1,23 @@
-"""Component ``math``, and its check of the tasks' answers. Imports nothing heavy."""
+"""The check of the tasks' answers by reward ``math``. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forge_core import (
-    BuildContext,
-    DataError,
-    RewardComponent,
-    RewardSample,
-    Selection,
-    Task,
-)
+from forge_core import BuildContext, DataError, RewardSample, Task
 from forge_core.rewards.process import Result
 from forge_core.rewards.trial import try_reward
+from forge_grpo.checks import check_answers
 from forge_grpo.rewards import final_answer
-from forge_grpo.rewards.answers import check_answers
-from forge_grpo.rewards.settings import MathSettings
+from forge_grpo.settings import MathSettings
+
+MATH = "forge_grpo.rewards.math:Math"
 
 DEADLINE = 10.0
 """Seconds for one answer; the first waits for Math-Verify's grammar to be built."""
 
 
-def check_tasks(settings: MathSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
+def check_math(settings: MathSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
     """Refuse tasks whose answer would earn nothing as a completion.
 
     Plain numbers and words are told at once. For the others ``math`` itself judges each different
@@ -37,11 +32,10 @@ def check_tasks(settings: MathSettings, context: BuildContext, tasks: Sequence[T
         if not _is_plain(task.answer or ""):
             different.setdefault(task.answer or "", task)
     doubtful, causes = list(different.values()), list[Result]()
-    selection = Selection(family="reward", component=MATH, settings=settings)
     for form in ("{}", "${}$"):  # as it stands, and as a formula
         if doubtful:
             own = [_sample(task, form) for task in doubtful]
-            results = try_reward(selection, context, own, deadline=DEADLINE)
+            results = try_reward(MATH, settings, context, own, deadline=DEADLINE)
             pairs = zip(doubtful, results, strict=True)
             failing = [(task, result) for task, result in pairs if result != 1.0]
             doubtful, causes = [task for task, _ in failing], [result for _, result in failing]
@@ -69,12 +63,3 @@ def _is_plain(answer: str) -> bool:
     """Whether it equals itself for certain: a number, or words that are no formula."""
     answer = final_answer.tidy(final_answer.last_part(answer))
     return final_answer.number(answer) is not None or final_answer.is_words(answer)
-
-
-MATH = RewardComponent(
-    name="math",
-    settings=MathSettings,
-    build="forge_grpo.rewards.math:Math",
-    check_tasks=check_tasks,
-    summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
-)

@@ -33,11 +33,11 @@ from forge_core import (
     TrainingSection,
     TrainSequence,
 )
-from forge_core.models.folder import load_model
-from forge_core.models.weights import named_weights
+from forge_models.folder import load_model
 from forge_tensors.accumulate import fuses
 from forge_tensors.chunks import CPU_BYTES
 from forge_tensors.logprobs import chunk_bytes_on, token_logprobs
+from forge_tensors.named_weights import named_weights
 from forge_tensors.variable_length import trouble
 from forge_testing.context import bare_context
 

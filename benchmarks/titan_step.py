@@ -82,7 +82,7 @@ def run_side(side: str, folder: str, arguments: argparse.Namespace) -> dict[str,
 
 def make_model(folder: Path, arguments: argparse.Namespace) -> None:
     from forge_core import ModelInit, ModelSection
-    from forge_core.models.folder import materialize
+    from forge_models.folder import materialize
 
     config = {
         "hidden_size": arguments.hidden,

@@ -68,9 +68,9 @@ class ForgePeer(Peer):
             Selection,
             TrainingSection,
         )
-        from forge_core.models.folder import load_model
         from forge_core.runtimes.local import LocalRuntime
         from forge_core.services.service import Service
+        from forge_models.folder import load_model
         from forge_torch.transports.components import SHM, ShmSettings
         from forge_vllm.settings import GENERATOR, VllmSettings
 
@@ -154,7 +154,7 @@ class BareInProcess(Peer):
         arguments = bare_arguments(model)
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from forge_core.models.folder import load_model
+        from forge_models.folder import load_model
 
         self._engine = LLMEngine.from_engine_args(arguments)
         self._model = load_model(model)

@@ -22,9 +22,9 @@ from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import UsageError
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import Sampling
-from forge_core.models.manifest import verify_model
 from forge_core.run.checkpoint import CheckpointStore
 from forge_core.run.folder import RunFolder
+from forge_models.manifest import verify_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ class PolicySource:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        from forge_core.models.folder import check_folder, load_tokenizer
+        from forge_models.folder import check_folder, load_tokenizer
 
         section = self.stage.model
         check_folder(
@@ -91,7 +91,7 @@ class PolicySource:
 
     def sampling(self, *, n: int = 1, seed: int | None = None) -> Sampling:
         """The config's ``sampling`` section with the model's stop tokens."""
-        from forge_core.models.stop_tokens import stop_token_ids
+        from forge_models.stop_tokens import stop_token_ids
 
         stops = stop_token_ids(self.model, self.tokenizer)
         return Sampling(**dict(self.stage.sampling), stop_token_ids=stops, n=n, seed=seed)

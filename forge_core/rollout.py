@@ -27,8 +27,8 @@ from forge_core.contracts.types import (
     Task,
     Turn,
 )
-from forge_core.models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 from forge_core.places import Places
+from forge_models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

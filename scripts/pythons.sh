@@ -14,7 +14,7 @@ TORCH_FREE=(
 )
 # Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment
 # with everything in it; and those of forge model, which opens what it has made.
-HEAVY='(import|from) (torch|transformers|safetensors)|forge_core[.]models|forge_tensors|tiny_model'
+HEAVY='(import|from) (torch|transformers|safetensors)|forge_models|forge_tensors|tiny_model'
 mapfile -t need_torch < <(grep -rlE --include='*.py' "$HEAVY" "${TORCH_FREE[@]}")
 need_torch+=(tests/plugins/test_doctor.py tests/plugins/test_model_command.py)
 

@@ -85,7 +85,7 @@ class Dpo:
 
 def both(task, number, stage):
     """The chosen and the rejected response of a task, as the pair of this number."""
-    from forge_core.models.examples import encode_example
+    from forge_models.examples import encode_example
 
     rejected = task.metadata.get("rejected")
     if task.response is None or rejected is None:

@@ -73,7 +73,7 @@ class SelfPlay:
     async def _play(self, stage, step, task, players):
         """What each policy is to learn from the games on one problem, and the first one's mean
         score, between -1 and 1."""
-        from forge_core.models.prompts import encode_prompt
+        from forge_models.prompts import encode_prompt
 
         prompt = encode_prompt(task.prompt, stage.tokenizer)
         answers = []

@@ -47,7 +47,7 @@ def model(app: Forge, name: str | None, folder: Path | None) -> None:
 
 def _make(maker: ModelMaker, target: Path) -> None:
     """Make the model beside its place and move it there whole: no half a folder is left."""
-    from forge_core.models.folder import check_folder
+    from forge_models.folder import check_folder
 
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

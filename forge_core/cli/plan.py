@@ -27,11 +27,11 @@ def plan(app: Forge, arguments: tuple[str, ...]) -> None:
     Needs no weights and no data; the model's config.json is enough. Parameters, gradients and
     optimizer state are exact, activations an estimate for the longest sequences allowed.
     """
-    from forge_core.models.trust import check_section
     from forge_core.run.cautions import cautions
     from forge_core.run.estimate import estimate
     from forge_core.run.interrupt import interrupts_marked
     from forge_core.run.unused import unused_keys
+    from forge_models.trust import check_section
 
     source, overrides = split_arguments(arguments)
     config = app.resolve(source, overrides)

@@ -33,8 +33,8 @@ class Component(Generic[T_co]):
         check: module-level function ``(settings, context)`` that raises ``UsageError`` for what
             ``build`` would refuse, before anything starts (``forge run --dry-run`` too). The
             context's ``world_size`` is the number of ranks asked for, and for a runtime
-            ``services`` says where the stage's replicas go; the model may not be there yet
-            (``forge_core.models.shape`` tells what is known of it). Imports nothing heavy.
+            ``services`` says where the stage's replicas go; the model may not be there yet.
+            Imports nothing heavy.
         default: selected where a config selects nothing in the family's section; of transports,
             the one with the narrowest reach that the ends are in. Trackers that say so are all on.
             Where two plugins say so of one family, a config has to select.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from forge_core.contracts.memory import Memory, ModelShape, Workload
-from forge_core.models.shape import FAMILIES, model_config, model_shape
 from forge_core.run.preflight import (
     check_components,
     check_reference,
@@ -14,6 +13,7 @@ from forge_core.run.preflight import (
     check_services,
 )
 from forge_core.run.unused import check_evaluation
+from forge_models.shape import FAMILIES, model_config, model_shape
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig

@@ -11,8 +11,8 @@ from forge_core.contracts.blame import blaming
 from forge_core.contracts.errors import RunFailed, UsageError
 from forge_core.contracts.types import Sampling, Task
 from forge_core.data.order import TaskOrder
-from forge_core.models.stop_tokens import stop_token_ids
 from forge_core.run.environment import GuardedEnvironment
+from forge_models.stop_tokens import stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ class Inputs:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        from forge_core.models.folder import load_tokenizer
+        from forge_models.folder import load_tokenizer
 
         trust = self._config.model.trust_remote_code
         return load_tokenizer(self._model, trust_remote_code=trust)

@@ -33,8 +33,6 @@ from forge_core.contracts.records import (
     Summary,
 )
 from forge_core.contracts.seeding import derive_seed
-from forge_core.models.folder import check_init, check_model, check_named_model
-from forge_core.models.manifest import verify, verify_model
 from forge_core.plugins.models import model_makers
 from forge_core.run import interrupt
 from forge_core.run.cautions import cautions
@@ -62,6 +60,8 @@ from forge_core.runtimes.devices import check_device
 from forge_core.trackers.jsonl import troubles
 from forge_core.trackers.lines import METRICS, JsonLines
 from forge_core.watchdog import Watchdog, caller
+from forge_models.folder import check_init, check_model, check_named_model
+from forge_models.manifest import verify, verify_model
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig

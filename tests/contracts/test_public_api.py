@@ -128,7 +128,7 @@ def test_plugins_and_their_tests_import_the_public_api_only(plugin: Path) -> Non
 
 def test_the_helper_packages_exist() -> None:
     helpers = helper_packages()
-    assert "forge_core.models" in helpers
+    assert "forge_core.streams" in helpers
     for helper in helpers:
         place = ROOT / helper.replace(".", "/")
         assert place.is_dir() or place.with_suffix(".py").is_file(), helper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -71,6 +73,40 @@ def test_each_plugin_holds_its_package(name: str, tmp_path: Path) -> None:
     assert in_wheel(wheel) == package
     assert package <= in_source(source)
     assert Requirement(name).name not in {each.name for each in requirements(wheel)}
+
+
+def imported(files: Iterable[Path]) -> set[str]:
+    """Packages of ours that they import, inside functions and for type checking too."""
+    found: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+    return found & {"forge_core", *(each.name for each in OURS.values())}
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - {"forge-rl-core", STANDARD}))
+def test_each_plugin_asks_for_what_it_imports(name: str) -> None:
+    folder = OURS[name]
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    asked = {Requirement(line).name for line in sum(extras, project["dependencies"])}
+    asked &= OURS.keys() - {"forge-rl-core"}
+    packages = {OURS[each].name for each in asked}
+    assert imported((folder / folder.name).rglob("*.py")) <= {folder.name, "forge_core", *packages}
+
+
+LEAVING = {"cli", "policy_source", "rollout", "run", "runtimes"}
+"""Parts of the kernel that still import packages beside it, and are to become such packages."""
+
+
+def test_what_stays_in_the_kernel_imports_no_package_beside_it() -> None:
+    for part in (ROOT / "forge_core").iterdir():
+        files = part.rglob("*.py") if part.is_dir() else [part]
+        if part.stem not in LEAVING and part.suffix in ("", ".py"):
+            assert imported(files) <= {"forge_core"}, part.name
 
 
 def brought_by(name: str) -> set[str]:

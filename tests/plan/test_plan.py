@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from forge_core import Forge, RecipeComponent, Settings, TokenLimit, hookimpl
-from forge_core.models.shape import FAMILIES, shape_of
+from forge_models.shape import FAMILIES, shape_of
 from forge_testing.shapes import LLAMA_31_8B
 
 

@@ -220,7 +220,7 @@ def test_unmet_requirements_extras_included(fake_distribution):
         "acme-hungry",
         "",
         requires=[
-            "forge-rl-core[models]",
+            "forge-rl-testing[models]",
             "acme-engine>=2",
             "pluggy>=99",
             "click",

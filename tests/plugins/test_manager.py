@@ -145,7 +145,7 @@ def test_unreadable_metadata_costs_only_that_distribution(fake_distribution, ins
 @pytest.mark.parametrize(
     ("requires", "status"),
     [
-        (["forge-rl-core[models]>=0.1,<0.2", "torch"], "ok"),
+        (["forge-rl-core[later]>=0.1,<0.2", "torch"], "ok"),
         (["Forge_RL.Core==0.1.*"], "ok"),
         (["forge-rl-core>=99; extra == 'later'"], "ok"),
         (["forge-rl-core>=99; python_version < '3'"], "ok"),

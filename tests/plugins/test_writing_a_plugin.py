@@ -105,7 +105,7 @@ def context(tiny_model, forge_app) -> BuildContext:
 async def test_the_generator(acme_forge, context, tiny_model):
     import torch
 
-    from forge_core.models.folder import load_model
+    from forge_models.folder import load_model
 
     generator = component(acme_forge, "generator", "plain").build(None, context)
     assert isinstance(generator, Generator)
@@ -128,7 +128,7 @@ async def test_the_generator(acme_forge, context, tiny_model):
 async def test_the_generator_takes_new_weights(acme_forge, context, tiny_model):
     import torch
 
-    from forge_core.models.folder import load_model
+    from forge_models.folder import load_model
 
     generator = component(acme_forge, "generator", "plain").build(None, context)
     greedy = Sampling(max_tokens=4, temperature=0.0)

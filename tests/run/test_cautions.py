@@ -16,8 +16,8 @@ from forge_core import (
     Selection,
     TrainingSection,
 )
-from forge_core.models.precision import HALF_STEP, bfloat16_weights
 from forge_core.run.cautions import cautions
+from forge_tensors.precision import HALF_STEP, bfloat16_weights
 from forge_testing.conformance.trainer import Nll, make_sequences
 from forge_testing.context import select
 from forge_testing.runs import small_config

@@ -17,7 +17,7 @@ from forge_core import (
     TrainSequence,
     hookimpl,
 )
-from forge_core.models.prompts import encode_prompt
+from forge_models.prompts import encode_prompt
 from forge_testing.runs import lines_of, small_config
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge_core import DatasetComponent, Forge, Settings, Task, hookimpl
-from forge_core.models.architectures import causal_language_models
+from forge_models.architectures import causal_language_models
 from forge_testing.runs import small_config
 
 Refused = Callable[..., str]

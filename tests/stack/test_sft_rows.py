@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge_core import DataError, Forge
-from forge_core.models.folder import load_tokenizer
+from forge_models.folder import load_tokenizer
 from forge_testing.runs import lines_of
 
 WINDOW = 256

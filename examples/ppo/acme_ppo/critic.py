@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from forge_core import BuildContext, FloatArray, TrainSequence
-from forge_core.models.folder import load_model
+from forge_models.folder import load_model
 
 STATE_FILE = "critic.pt"
 

@@ -27,7 +27,7 @@ from forge_core import (
     WeightManifest,
     hookimpl,
 )
-from forge_core.models.prompts import encode_prompt
+from forge_models.prompts import encode_prompt
 from forge_testing.command import run_in_process
 from forge_testing.context import bare_context
 from forge_testing.runs import lines_of, small_config

@@ -17,7 +17,7 @@ from forge_core import (
     StreamingGenerator,
     derive_seed,
 )
-from forge_core.models.prompts import encode_prompt
+from forge_models.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core import DataError, Message, Prompt
 from forge_core.data.messages import parse_message, parse_tools
-from forge_core.models.prompts import encode_prompt
+from forge_models.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -28,7 +28,7 @@ from forge_core import (
     Settings,
     hookimpl,
 )
-from forge_core.models.folder import load_tokenizer, materialize
+from forge_models.folder import load_tokenizer, materialize
 from forge_testing.command import CommandResult, run_in_process
 
 

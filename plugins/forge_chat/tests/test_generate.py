@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from forge_core import Forge
-from forge_core.models.folder import load_model, load_tokenizer
+from forge_models.folder import load_model, load_tokenizer
 from forge_testing.command import CommandResult, run_in_process
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from forge_core import BuildContext, DataError, Task, UsageError
-from forge_core.models.template_files import check_prompts, lacks_chat_template
 from forge_grpo.settings import GrpoLossSettings, GrpoSettings, SingleTurnSettings
+from forge_models.template_files import check_prompts, lacks_chat_template
 
 
 def max_staleness(settings: GrpoSettings) -> int:

@@ -19,10 +19,10 @@ from forge_core import (
     UsageError,
     steps_for,
 )
-from forge_core.models.shape import model_window
 from forge_grpo.advantages import group_advantages
 from forge_grpo.prompt_check import answerable, check_prompts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
+from forge_models.shape import model_window
 
 if TYPE_CHECKING:
     from forge_core import Dataset, RecipeContext, ServiceHandle, StageConfig, Step
@@ -46,7 +46,7 @@ class GrpoRecipe:
         """Tasks that are not left out for their prompts. Counted only where epochs are."""
         if self.settings.overlong_prompts == "fail" or config.training.num_epochs is None:
             return len(dataset)
-        from forge_core.models.folder import model_tokenizer
+        from forge_models.folder import model_tokenizer
 
         return answerable(dataset, model_tokenizer(config.model), model_window(config.model))
 

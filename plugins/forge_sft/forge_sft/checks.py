@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_core import BuildContext, DataError, Task, TokenLimit, UsageError
-from forge_core.models.shape import model_window
-from forge_core.models.template_files import check_prompts
+from forge_models.shape import model_window
+from forge_models.template_files import check_prompts
 from forge_sft.settings import SftSettings
 
 
@@ -41,7 +41,7 @@ def check_tasks(settings: SftSettings, context: BuildContext, tasks: Sequence[Ta
     chats = [task for task in tasks if not isinstance(task.prompt, str)]
     if chats:
         # Heavy, and only known from the template itself.
-        from forge_core.models.folder import model_tokenizer
+        from forge_models.folder import model_tokenizer
         from forge_sft.formatting import Rows
 
         rows = Rows(settings, model_tokenizer(context.model), model_window(context.model))

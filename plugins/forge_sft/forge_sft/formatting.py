@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from forge_core import DataError, Task, TrainSequence
-from forge_core.models.examples import encode_example
+from forge_models.examples import encode_example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,7 +61,7 @@ def to_sequence(
 ) -> TrainSequence | None:
     """Prompt tokens, response tokens, the tokens that end it; the loss is on all but the first.
 
-    A chat becomes what the model's chat template renders (``forge_core.models.examples``). The mask
+    A chat becomes what the model's chat template renders (``forge_models.examples``). The mask
     comes from lengths.
 
     Args:

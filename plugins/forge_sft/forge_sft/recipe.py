@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from forge_core import DataError, TrainSequence, steps_for
-from forge_core.models.shape import model_window
+from forge_models.shape import model_window
 from forge_sft.formatting import Rows
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class SftRecipe:
         """Rows that fit into ``max_length``. They are only counted where epochs are."""
         if self.settings.max_length is None or config.training.num_epochs is None:
             return len(dataset)
-        from forge_core.models.folder import model_tokenizer
+        from forge_models.folder import model_tokenizer
 
         rows = Rows(self.settings, model_tokenizer(config.model), model_window(config.model))
         fitting = sum(rows.make(dataset[index]) is not None for index in range(len(dataset)))

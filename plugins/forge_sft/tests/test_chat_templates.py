@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge_core import DataError, Message, Task
-from forge_core.models.prompts import (
+from forge_models.prompts import (
     encode_prompt,
     encode_reply,
     encode_text,

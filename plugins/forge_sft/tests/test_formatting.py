@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from forge_core import DataError, Message, Task, TrainSequence
-from forge_core.models.characters import character_tokenizer
-from forge_core.models.prompts import encode_prompt
+from forge_models.characters import character_tokenizer
+from forge_models.prompts import encode_prompt
 from forge_sft.formatting import to_sequence
 from forge_tensors.batch import pack
 from forge_testing.byte_tokenizer import byte_tokenizer

@@ -52,13 +52,13 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(smollm2: Path) -> PreTrainedModel:
     """The model in float32, run by transformers."""
-    from forge_core.models.folder import load_model
+    from forge_models.folder import load_model
 
     return load_model(smollm2)
 
 
 @pytest.fixture(scope="session")
 def tokenizer(smollm2: Path) -> PreTrainedTokenizerBase:
-    from forge_core.models.folder import load_tokenizer
+    from forge_models.folder import load_tokenizer
 
     return load_tokenizer(smollm2)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge_core import Message
-from forge_core.models.examples import encode_example
-from forge_core.models.prompts import encode_prompt
+from forge_models.examples import encode_example
+from forge_models.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

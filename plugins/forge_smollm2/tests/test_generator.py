@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge_core import Completion, Message, Sampling
-from forge_core.models.folder import load_model
-from forge_core.models.prompts import encode_prompt
+from forge_models.folder import load_model
+from forge_models.prompts import encode_prompt
 from forge_testing.command import run_as_process, run_in_process
 from forge_testing.context import bare_context
 from forge_torch.generator.generator import TorchGenerator

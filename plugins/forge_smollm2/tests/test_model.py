@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge_core import Forge, Message, UsageError
-from forge_core.models.prompts import encode_prompt, prompt_text
-from forge_core.models.stop_tokens import stop_token_ids
+from forge_models.prompts import encode_prompt, prompt_text
+from forge_models.stop_tokens import stop_token_ids
 from forge_smollm2 import convert, plugin
 from forge_testing.command import run_in_process
 

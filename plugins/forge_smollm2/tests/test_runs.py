@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge_core.models.folder import load_model, load_tokenizer
+from forge_models.folder import load_model, load_tokenizer
 from forge_testing.command import run_as_process
 from forge_testing.runs import lines_of, untimed, write_config
 

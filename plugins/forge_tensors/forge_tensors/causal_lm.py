@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from forge_core.models.rope import length_boundaries
+from forge_models.rope import length_boundaries
 from forge_tensors import attention
 from forge_tensors.batch import PackedBatch
 from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs

@@ -48,7 +48,7 @@ def test_on_a_cpu_chunks_stay_small() -> None:
 
 
 def test_the_plan_counts_the_chunks_of_the_device() -> None:
-    from forge_core.models.shape import shape_of
+    from forge_models.shape import shape_of
 
     shape = shape_of(LLAMA_31_8B)
     assert shape is not None

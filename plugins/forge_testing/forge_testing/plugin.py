@@ -138,7 +138,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     into it: the whole session shares it.
     """
     from forge_core import ModelSection
-    from forge_core.models.folder import materialize
+    from forge_models.folder import materialize
     from forge_testing.shapes import tiny_shape
 
     config = tiny_shape(max_position_embeddings=256)
@@ -150,7 +150,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_chat_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``tiny_model`` with a chat template: ``<user>hi;<assistant>``."""
-    from forge_core.models.folder import load_model, load_tokenizer
+    from forge_models.folder import load_model, load_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny_chat_model") / "model"
     load_model(tiny_model).save_pretrained(folder)

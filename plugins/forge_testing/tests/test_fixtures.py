@@ -81,7 +81,7 @@ def test_the_command_as_a_process_is_not_disturbed_by_the_callers_settings(
 def test_the_tiny_model_answers_and_its_tokenizer_takes_printable_text(tiny_model):
     import torch
 
-    from forge_core.models.folder import load_model, load_tokenizer
+    from forge_models.folder import load_model, load_tokenizer
 
     tokenizer = load_tokenizer(tiny_model)
     ids = tokenizer.encode(TINY_CHARACTERS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from forge_core import BuildContext, DistributedSection, ModelShape, UsageError
-from forge_core.models.shape import model_shape
+from forge_models.shape import model_shape
 
 STAGES_PER_RANK = {"1F1B": 1, "GPipe": 1, "Interleaved1F1B": 2}
 """Schedule of ``torch.distributed.pipelining`` -> stages that TorchTitan gives each rank.

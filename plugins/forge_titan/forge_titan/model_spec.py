@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import ModelSection
-from forge_core.models.folder import check_folder
+from forge_models.folder import check_folder
 from forge_titan.attention import PackedAttention
 from forge_titan.supported import check_config, check_model, check_rope
 from forge_titan.torchtitan_api import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_core import DataError, ModelSection
-from forge_core.models.shape import model_config
+from forge_models.shape import model_config
 
 ARCHITECTURES = ("llama", "qwen3")
 """Model types of ``config.json`` that become one of TorchTitan's models here."""

@@ -22,7 +22,7 @@ from forge_core import (
     WeightManifest,
     WeightsNotFinite,
 )
-from forge_core.models.folder import copy_tokenizer
+from forge_models.folder import copy_tokenizer
 from forge_tensors.batch import pack
 from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32

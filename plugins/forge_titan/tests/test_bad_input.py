@@ -22,7 +22,7 @@ from forge_core import (
     TrainSequence,
     UsageError,
 )
-from forge_core.models.folder import materialize
+from forge_models.folder import materialize
 from forge_titan.settings import TRAINER, TitanTrainerSettings
 
 CONFIG = {

@@ -18,8 +18,8 @@ from forge_core import (
     TrainingSection,
     TrainSequence,
 )
-from forge_core.models.folder import load_model, materialize
 from forge_grpo.plugin import forge_losses as grpo_losses
+from forge_models.folder import load_model, materialize
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_testing.policies import policy_init
 from forge_testing.ranks import RankError, RankPool, Together

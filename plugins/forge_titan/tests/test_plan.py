@@ -21,8 +21,8 @@ from forge_core import (
     TrainSequence,
     Workload,
 )
-from forge_core.models.folder import materialize
-from forge_core.models.shape import model_shape
+from forge_models.folder import materialize
+from forge_models.shape import model_shape
 from forge_sft.plugin import forge_losses
 from forge_testing.context import bare_context
 from forge_testing.ranks import RankPool

@@ -17,7 +17,7 @@ from forge_core import (
     TrainingSection,
     TrainSequence,
 )
-from forge_core.models.folder import load_tokenizer, materialize
+from forge_models.folder import load_tokenizer, materialize
 from forge_testing.conformance.trainer import LOSSES, TRAINING, make_sequences
 from forge_testing.policies import policy_init
 from forge_titan import hf_weights

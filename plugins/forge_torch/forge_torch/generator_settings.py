@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, Settings, TokenLimit
-from forge_core.models.rope import stored_boundaries
-from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import computes_on_cuda
+from forge_models.rope import stored_boundaries
+from forge_models.shape import model_config
 
 
 class TorchGeneratorSettings(Settings):
@@ -59,7 +59,7 @@ def check_boundaries(wanted: int | None, boundaries: Sequence[int]) -> None:
 
     Args:
         wanted: ``generator.max_model_len``.
-        boundaries: of ``forge_core.models.rope``.
+        boundaries: of ``forge_models.rope``.
 
     Raises:
         ConfigError: it is longer than the first.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from forge_core import DataError
-from forge_core.models.characters import character_tokenizer
+from forge_models.characters import character_tokenizer
 from forge_tensors.checksum import checksum
 from forge_torch.generator import llama_decoder
 from forge_torch.generator.cache import KVCache

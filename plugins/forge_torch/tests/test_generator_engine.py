@@ -22,7 +22,7 @@ from forge_core import (
     WeightManifest,
     WeightMismatch,
 )
-from forge_core.models.folder import load_model, materialize
+from forge_models.folder import load_model, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import policy_init
 from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings

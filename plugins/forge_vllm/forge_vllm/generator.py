@@ -21,7 +21,7 @@ from forge_core import (
     WeightManifest,
     WeightMismatch,
 )
-from forge_core.models.folder import check_folder
+from forge_models.folder import check_folder
 from forge_tensors.compilation import missing_for_compilation
 from forge_vllm import argument_names
 from forge_vllm.engine_args import engine_args, refusal, set_environment

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, Settings, TokenLimit
-from forge_core.models.rope import stored_boundaries
-from forge_core.models.shape import model_config
 from forge_core.runtimes.devices import visible_devices
+from forge_models.rope import stored_boundaries
+from forge_models.shape import model_config
 from forge_vllm import api_keys
 from forge_vllm.argument_names import check_names, for_cpu, require_vllm
 from forge_vllm.supported import check_early

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_core import ConfigError, DataError, ModelSection
-from forge_core.models.architectures import causal_language_models
-from forge_core.models.shape import model_config
+from forge_models.architectures import causal_language_models
+from forge_models.shape import model_config
 from forge_vllm.argument_names import require_vllm, vllm_version
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from forge_core import ModelInit, ModelSection
-from forge_core.models.folder import materialize
+from forge_models.folder import materialize
 from forge_testing.context import bare_context
 from forge_vllm import argument_names
 from forge_vllm.settings import GENERATOR, VllmSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import ModelInit, ModelSection
-from forge_core.models.folder import materialize
+from forge_models.folder import materialize
 from forge_testing.command import process_environ
 from forge_testing.foreign_code import with_foreign_model
 from forge_testing.shapes import tiny_shape

@@ -24,7 +24,7 @@ from forge_core import (
     Selection,
     Transport,
 )
-from forge_core.models.folder import load_model, load_tokenizer, materialize
+from forge_models.folder import load_model, load_tokenizer, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from forge_core import Completion, Generator, ModelSection, Sampling, Selection, Transport
-from forge_core.models.folder import load_model, materialize
+from forge_models.folder import load_model, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import Versions, policy_init
 from forge_torch.transports.components import MEMORY, MemorySettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, ModelInit, ModelSection
-from forge_core.models.folder import materialize
+from forge_models.folder import materialize
 from forge_testing.plugin import TINY_CHARACTERS
 from forge_testing.runs import lines_of
 from forge_testing.shapes import LLAMA_31_8B, QWEN3_1_7B, QWEN3_8B, tiny_shape

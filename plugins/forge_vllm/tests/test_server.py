@@ -32,7 +32,7 @@ from forge_core import (
     WeightMismatch,
     hookimpl,
 )
-from forge_core.models.folder import load_model, load_tokenizer, materialize
+from forge_models.folder import load_model, load_tokenizer, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import Versions
 from forge_testing.runs import lines_of

@@ -42,7 +42,7 @@ from forge_core import (
     Transport,
     WeightManifest,
 )
-from forge_core.models.folder import load_model, load_tokenizer, materialize
+from forge_models.folder import load_model, load_tokenizer, materialize
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context
 from forge_testing.policies import distribution, forward, policy_init, with_noise

@@ -215,7 +215,7 @@ class TrainerConformance(Suite):
     async def test_what_is_saved_is_a_model_folder(
         self, make: MakeTrainer, model_folder: Path, tmp_path: Path
     ) -> None:
-        from forge_core.models.folder import load_model, load_tokenizer
+        from forge_models.folder import load_model, load_tokenizer
 
         trainer = await make()
         await trainer.train_step([make_sequences(model_folder)])

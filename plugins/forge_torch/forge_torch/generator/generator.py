@@ -22,8 +22,8 @@ from forge_core import (
     WeightManifest,
     WeightMismatch,
 )
-from forge_core.models.folder import load_model, load_tokenizer
-from forge_core.models.rope import length_boundaries
+from forge_models.folder import load_model, load_tokenizer
+from forge_models.rope import length_boundaries
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens

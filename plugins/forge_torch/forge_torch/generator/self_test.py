@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge_core import DataError
-from forge_core.models.prompts import encode_text
+from forge_models.prompts import encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

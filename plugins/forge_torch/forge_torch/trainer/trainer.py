@@ -24,14 +24,14 @@ from forge_core import (
     WeightManifest,
     WeightsNotFinite,
 )
-from forge_core.models.folder import copy_tokenizer, load_model
-from forge_core.models.weights import named_weights
+from forge_models.folder import copy_tokenizer, load_model
 from forge_tensors.batch import pack
 from forge_tensors.causal_lm import CausalLM
 from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32
 from forge_tensors.limits import check_sequences
 from forge_tensors.loss_step import LossStep, LossSums
+from forge_tensors.named_weights import named_weights
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
 from forge_torch.trainer.optimizer import load_moments, make_optimizer

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import DataError, PromptRefused
-from forge_core.contracts.types import Message, Prompt
-from forge_core.models.chat_template import (
+from forge_core import DataError, Message, Prompt, PromptRefused
+from forge_models.chat_template import (
     PLACEHOLDER,
     Tools,
     check_nothing_lost,

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forge_core import ConfigError, DataError, ModelInit, ModelSection
-from forge_core.models.folder import check_folder, load_model, load_tokenizer, materialize
+from forge_models.folder import check_folder, load_model, load_tokenizer, materialize
 
 TINY = {
     "hidden_size": 32,

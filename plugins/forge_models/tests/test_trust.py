@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from forge_core import DataError, Forge, Message, ModelSection, PromptRefused
-from forge_core.models.chat_template import render
-from forge_core.models.folder import check_folder, load_model, load_tokenizer, materialize
+from forge_models.chat_template import render
+from forge_models.folder import check_folder, load_model, load_tokenizer, materialize
 from forge_testing.command import process_environ, run_in_process
 from forge_testing.foreign_code import with_foreign_model, with_foreign_tokenizer
 from forge_testing.runs import small_config
 from forge_testing.shapes import tiny_shape
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEY = "set model.trust_remote_code=true if you trust it"
 
 
@@ -209,7 +209,7 @@ def test_every_place_that_loads_a_model_says_whether_code_may_run() -> None:
 def test_templates_are_rendered_in_one_place() -> None:
     """By transformers, whose environment is the sandbox that is tested above."""
     renders = {file for file, _, name in _calls() if name.endswith("apply_chat_template")}
-    assert renders == {ROOT / "forge_core" / "models" / "chat_template.py"}
+    assert renders == {ROOT / "plugins" / "forge_models" / "forge_models" / "chat_template.py"}
     assert not [file for file, _, name in _calls() if name.startswith(("jinja2.", "Template"))]
 
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import DataError
-from forge_core.models.folder import TOKENIZER_FILES
+from forge_core import DataError
+from forge_models.folder import TOKENIZER_FILES
 
 if TYPE_CHECKING:
-    from forge_core.contracts.sections import ModelSection
-    from forge_core.contracts.types import Task
+    from forge_core import ModelSection, Task
 
 FILES = ("chat_template.jinja", "chat_template.json")
 """Where a template may be, beside ``tokenizer_config.json`` and ``additional_chat_templates/``."""

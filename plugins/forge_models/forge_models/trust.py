@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.errors import DataError
-from forge_core.models.architectures import causal_language_models
-from forge_core.models.shape import model_config
+from forge_core import DataError
+from forge_models.architectures import causal_language_models
+from forge_models.shape import model_config
 
 if TYPE_CHECKING:
-    from forge_core.contracts.sections import ModelSection
+    from forge_core import ModelSection
 
 SAFE_WEIGHTS = "model.safetensors"
 PICKLED_WEIGHTS = "pytorch_model.bin"

@@ -15,11 +15,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core import ConfigError, DataError, ForgeError
 from forge_core.command import forge_command
-from forge_core.contracts.errors import ConfigError, DataError, ForgeError
-from forge_core.models.architectures import causal_language_models
-from forge_core.models.characters import character_tokenizer, check_characters
-from forge_core.models.trust import (
+from forge_models.architectures import causal_language_models
+from forge_models.characters import character_tokenizer, check_characters
+from forge_models.trust import (
     check_code,
     check_weights,
     has_safe_weights,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from forge_core.contracts.sections import ModelInit, ModelSection
+    from forge_core import ModelInit, ModelSection
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

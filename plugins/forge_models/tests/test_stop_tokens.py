@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import DataError
-from forge_core.models.stop_tokens import stop_token_ids
+from forge_models.stop_tokens import stop_token_ids
 from forge_testing.byte_tokenizer import byte_tokenizer
 
 

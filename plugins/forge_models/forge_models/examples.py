@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import DataError
-from forge_core.contracts.types import Message, Prompt
-from forge_core.models.chat_template import Tools, check_nothing_lost, render, turn_end
-from forge_core.models.prompts import encode_prompt, encode_text
+from forge_core import DataError, Message, Prompt
+from forge_models.chat_template import Tools, check_nothing_lost, render, turn_end
+from forge_models.prompts import encode_prompt, encode_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge_core import DataError, Message
-from forge_core.models.characters import character_tokenizer
-from forge_core.models.chat_template import PLACEHOLDER
-from forge_core.models.folder import load_tokenizer
-from forge_core.models.prompts import (
+from forge_models.characters import character_tokenizer
+from forge_models.chat_template import PLACEHOLDER
+from forge_models.folder import load_tokenizer
+from forge_models.prompts import (
     encode_prompt,
     encode_reply,
     encode_text,

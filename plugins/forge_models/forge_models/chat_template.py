@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.errors import DataError, PromptRefused
-from forge_core.contracts.types import Message
+from forge_core import DataError, Message, PromptRefused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

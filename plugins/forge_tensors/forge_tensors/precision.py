@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_core.contracts.context import BuildContext
+from forge_core import BuildContext
 
 HALF_STEP = 2.0**-9
 """A bfloat16 has 8 significant bits: the next number after w is at least w / 2**8 away, and an

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import ConfigError
+from forge_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

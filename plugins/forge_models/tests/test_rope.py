@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from forge_core.models.rope import length_boundaries, stored_boundaries
+from forge_models.rope import length_boundaries, stored_boundaries
 
 SIZES = {
     "hidden_size": 32,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_core.contracts.memory import ModelShape
-from forge_core.contracts.sections import ModelSection
+from forge_core import ModelSection, ModelShape
 
 FAMILIES = {"llama": 0, "mistral": 0, "qwen3": 2}
 """Model type -> norms over each head in an attention layer."""

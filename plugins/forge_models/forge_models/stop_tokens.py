@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.errors import DataError
-from forge_core.models.prompts import end_of_turn
+from forge_core import DataError
+from forge_models.prompts import end_of_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -50,23 +51,66 @@ class Hurried(RunInterrupted):
 class _Limit:
     """A call that has the main thread now."""
 
+    __slots__ = ("fired", "hurried", "over", "until")
+
     def __init__(self, seconds: float, hurried: bool) -> None:
         self.until = time.monotonic() + seconds
         self.hurried = hurried
         self.over = False
         self.fired = False
 
-    def on_alarm(self, number: int, frame: FrameType | None) -> None:
-        if not self.over and time.monotonic() >= self.until - 0.01:
-            self.fired = True
-            raise _Overdue
+
+class _Alarm:
+    """The operating system's timer, which is ours while somebody holds it.
+
+    It rings when the call that has the main thread is due, or earlier, and is then set again.
+    """
+
+    def __init__(self) -> None:
+        self.limit: _Limit | None = None
+        """Of the call that has the main thread."""
+        self._holders = 0
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        """Hold it over several calls, between which nothing else has the main thread."""
+        if self._holders == 0:
+            self._previous = _signal.getsignal(signal.SIGALRM)
+        self._holders += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            _signal.setitimer(signal.ITIMER_REAL, 0.0, 0.0)
+            _signal.signal(signal.SIGALRM, self._previous)
+
+    def ring_by(self, until: float) -> None:
+        """Have it ring at that time at the latest, whatever a call has made of the timer."""
+        if _signal.getsignal(signal.SIGALRM) is not _ring:
+            _signal.signal(signal.SIGALRM, _ring)
+        left = max(until - time.monotonic(), 1e-6)
+        if not 0 < _signal.getitimer(signal.ITIMER_REAL)[0] <= left:
+            _signal.setitimer(signal.ITIMER_REAL, left, AGAIN)
+
+
+_alarm = _Alarm()
+
+
+def _ring(number: int, frame: FrameType | None) -> None:
+    limit = _alarm.limit
+    if limit is None or limit.over:
+        return
+    left = limit.until - time.monotonic()
+    if left <= 0.01:
+        limit.fired = True
+        raise _Overdue
+    _signal.setitimer(signal.ITIMER_REAL, left, AGAIN)
 
 
 class _Hurry:
     """Calls end by ``until``, whatever their own deadlines are; None: no limit."""
 
     until: float | None = None
-    current: _Limit | None = None
 
 
 _hurry = _Hurry()
@@ -78,11 +122,20 @@ def hurry(seconds: float | None) -> None:
     Called in the main thread, as a signal's handler is.
     """
     _hurry.until = None if seconds is None else time.monotonic() + seconds
-    limit = _hurry.current
+    limit = _alarm.limit
     if limit is not None and seconds is not None and limit.until > time.monotonic() + seconds:
         limit.until = time.monotonic() + seconds
         limit.hurried = True
-        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+        _alarm.ring_by(limit.until)
+
+
+def calls_in_a_row() -> AbstractContextManager[None]:
+    """Make several calls within their deadlines; together they cost little more than one.
+
+    Nothing inside the block may wait: the timer is the process's, and other code may want it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    return _alarm if in_main_thread else nullcontext()
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
@@ -102,24 +155,23 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
         hurried, seconds = rest < seconds, min(rest, seconds)
     if threading.current_thread() is not threading.main_thread():
         return call()
-    limit, outer = _Limit(seconds, hurried), _hurry.current
-    previous = _signal.signal(signal.SIGALRM, limit.on_alarm)
-    try:
-        _hurry.current = limit
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), AGAIN)
-        result = call()
-        limit.over = True
-    except BaseException as error:
-        limit.over = True
-        if limit.fired and not isinstance(error, KeyboardInterrupt):
-            raise _exceeded(seconds, limit.hurried) from None
-        raise
-    finally:
-        limit.over = True
-        rest = 0.0 if outer is None else max(1e-6, outer.until - time.monotonic())
-        signal.setitimer(signal.ITIMER_REAL, rest, AGAIN if rest else 0.0)
-        _hurry.current = outer
-        _signal.signal(signal.SIGALRM, previous)
+    limit, outer = _Limit(seconds, hurried), _alarm.limit
+    with _alarm:
+        try:
+            _alarm.limit = limit
+            _alarm.ring_by(limit.until)
+            result = call()
+            limit.over = True
+        except BaseException as error:
+            limit.over = True
+            if limit.fired and not isinstance(error, KeyboardInterrupt):
+                raise _exceeded(seconds, limit.hurried) from None
+            raise
+        finally:
+            limit.over = True
+            _alarm.limit = outer
+            if outer is not None:
+                _alarm.ring_by(outer.until)
     if limit.fired:
         raise _exceeded(seconds, limit.hurried)
     return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,9 @@ from forge_core.contracts.types import (
     Task,
     Turn,
 )
+from forge_core.eager import EagerTasks
 from forge_core.places import Places
+from forge_models.decoding import decode_all
 from forge_models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
 
 if TYPE_CHECKING:
@@ -84,8 +86,9 @@ class _Beginning:
 
     prompt: Prompt
     text: str
-    tokens: list[int]
-    completions: list[Completion]
+    turn: Turn
+    said: list[tuple[Completion, str]]
+    """Each completion with its text."""
 
 
 @dataclass
@@ -134,16 +137,20 @@ class _Rollout:
                 played[index] = [_unplayed(self.task, failure)]
                 await end(index)
 
-        async def go_on(index: int, first: tuple[_Beginning, Completion]) -> None:
+        tasks = EagerTasks()
+
+        async def go_on(index: int, beginning: _Beginning, said: tuple[Completion, str]) -> None:
             try:
-                played[index] = await self._episode(index, interactions[index], *first)
+                played[index] = await self._episode(
+                    index, interactions[index], beginning, said, tasks
+                )
             finally:
                 await end(index)
 
         try:
-            await _all(begin(index) for index in part)
+            await EagerTasks().run(begin(index) for index in part)
             beginnings = await self._beginnings(interactions)
-            await _all(go_on(index, first) for index, first in beginnings.items())
+            await tasks.run(go_on(index, *first) for index, first in beginnings.items())
         finally:
             for index in list(interactions):
                 await end(index)
@@ -152,7 +159,7 @@ class _Rollout:
     async def _start(self, index: int) -> Interaction:
         shared = getattr(self.environment, "shared_seed", True)
         seed = self.seed if shared else derive_seed(self.seed, "start", index)
-        with _in_environment(self.environment, self.task, "start"):
+        with _InEnvironment(self.environment, self.task, "start"):
             starting = self.environment.start(self.task, seed)
             if not inspect.isawaitable(starting):
                 raise TypeError("start must be a coroutine: write `async def`")
@@ -168,7 +175,7 @@ class _Rollout:
 
     async def _beginnings(
         self, interactions: dict[int, Interaction]
-    ) -> dict[int, tuple[_Beginning, Completion]]:
+    ) -> dict[int, tuple[_Beginning, tuple[Completion, str]]]:
         """Each interaction's prompt with its first completion.
 
         What an episode is given depends on its index and its own prompt, not on whether others
@@ -181,27 +188,38 @@ class _Rollout:
             if all(prompt == first for prompt in prompts.values()):
                 self.shared = await self._begin(first, self.size, self.seed)
 
-        async def own(index: int) -> tuple[_Beginning, Completion]:
-            if self.shared is not None and prompts[index] == self.shared.prompt:
-                return self.shared, self.shared.completions[index]
-            seed = derive_seed(self.seed, "first", index)
-            beginning = await self._begin(prompts[index], 1, seed)
-            return beginning, beginning.completions[0]
-
-        found = await asyncio.gather(*map(own, indexes))
-        return dict(zip(indexes, found, strict=True))
+        shared = {index: self.shared for index in indexes if self.shared is not None}
+        shared = {index: each for index, each in shared.items() if prompts[index] == each.prompt}
+        others = [index for index in indexes if index not in shared]
+        own = await asyncio.gather(
+            *(
+                self._begin(prompts[index], 1, derive_seed(self.seed, "first", index))
+                for index in others
+            )
+        )
+        found = {index: (each, each.said[index]) for index, each in shared.items()}
+        found |= {index: (each, each.said[0]) for index, each in zip(others, own, strict=True)}
+        return {index: found[index] for index in indexes}
 
     async def _begin(self, prompt: Prompt, count: int, seed: int) -> _Beginning:
         text = prompt_text(prompt, self.tokenizer, self.task.tools)
         tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
-        completions = await self.generate(tokens, replace(self.sampling, n=count, seed=seed))
-        return _Beginning(prompt, text, tokens, completions)
+        said = await self._said(tokens, count, seed)
+        return _Beginning(prompt, text, Turn("prompt", tokens), said)
 
-    def _side(self, agent: str, prompt: Prompt, text: str, tokens: list[int]) -> _Side:
+    async def _said(
+        self, tokens: Sequence[int], count: int, seed: int
+    ) -> list[tuple[Completion, str]]:
+        """Completions of some tokens, each with its text."""
+        completions = await self.generate(tokens, replace(self.sampling, n=count, seed=seed))
+        texts = decode_all([each.tokens for each in completions], self.tokenizer)
+        return list(zip(completions, texts, strict=True))
+
+    def _side(self, agent: str, prompt: Prompt, text: str, turn: Turn) -> _Side:
         asked = [Message("user", prompt)] if isinstance(prompt, str) else prompt
         episode = Episode(
             self.task,
-            [Turn("prompt", tokens)],
+            [turn],
             text,
             messages=[*asked],
             group=str(self.seed),
@@ -210,7 +228,12 @@ class _Rollout:
         return _Side(episode, prompt)
 
     async def _episode(
-        self, index: int, interaction: Interaction, beginning: _Beginning, completion: Completion
+        self,
+        index: int,
+        interaction: Interaction,
+        beginning: _Beginning,
+        said: tuple[Completion, str],
+        tasks: EagerTasks,
     ) -> list[Episode]:
         """Take an episode from its first completion to its end.
 
@@ -218,12 +241,11 @@ class _Rollout:
         the policy wanted to say), where the turn limit cuts the environment off, and where the
         conversation has filled the model's window.
         """
-        seed = derive_seed(self.seed, "episode", index)
         agent = getattr(interaction, "agent", "")
-        side = self._side(agent, beginning.prompt, beginning.text, beginning.tokens)
+        side = self._side(agent, beginning.prompt, beginning.text, beginning.turn)
         sides = {agent: side}
         try:
-            whole = await self._turns(interaction, sides, agent, completion, seed)
+            whole = await self._turns(index, interaction, sides, agent, said, tasks)
         except EpisodeFailed as failure:
             for side in sides.values():
                 side.episode.environment_failure = str(failure)
@@ -236,11 +258,12 @@ class _Rollout:
 
     async def _turns(
         self,
+        index: int,
         interaction: Interaction,
         sides: dict[str, _Side],
         agent: str,
-        completion: Completion,
-        seed: int,
+        said: tuple[Completion, str],
+        tasks: EagerTasks,
     ) -> bool:
         """Policy and environment in turn.
 
@@ -249,8 +272,9 @@ class _Rollout:
         """
         for turn in range(1, self.environment.max_turns + 1):
             side = sides[agent]
-            text = side.say(completion, self.tokenizer)
-            with _in_environment(self.environment, self.task, "respond"):
+            completion, text = said
+            side.say(completion, text)
+            with _InEnvironment(self.environment, self.task, "respond"):
                 answering = interaction.respond(text, completion.finish_reason)
                 if not inspect.isawaitable(answering):
                     raise TypeError("respond must be a coroutine: write `async def`")
@@ -276,9 +300,10 @@ class _Rollout:
                     reply = []
                     tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
                     shown = prompt_text(prompt, self.tokenizer, self.task.tools)
-                    sides[agent] = self._side(agent, prompt, shown, tokens)
-                again = replace(self.sampling, n=1, seed=derive_seed(seed, "turn", turn))
-                (completion,) = await self.generate(tokens, again)
+                    sides[agent] = self._side(agent, prompt, shown, Turn("prompt", tokens))
+                await tasks.own_task()
+                seed = derive_seed(derive_seed(self.seed, "episode", index), "turn", turn)
+                (said,) = await self._said(tokens, 1, seed)
             except NoRoom:
                 if not sides[agent].episode.completion_texts:
                     del sides[agent]  # it has said nothing that could be trained on
@@ -296,10 +321,8 @@ class _Side:
     conversation: Prompt
     last: Completion | None = field(default=None)
 
-    def say(self, completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Keep a completion; its text."""
-        text = tokenizer.decode(completion.tokens, skip_special_tokens=True)
-        assert isinstance(text, str)
+    def say(self, completion: Completion, text: str) -> None:
+        """Keep a completion and its text."""
         said = Message("assistant", text)
         self.last = completion
         self.episode.turns.append(Turn("completion", completion.tokens, completion))
@@ -308,7 +331,6 @@ class _Side:
         self.episode.turn_rewards.append(None)
         if not isinstance(self.conversation, str):
             self.conversation = (*self.conversation, said)
-        return text
 
     def reward(self, reward: float | None, *, added: bool = False) -> None:
         """The reward of the agent's last turn, or what is added to it."""
@@ -354,16 +376,33 @@ def _unplayed(task: Task, cause: object) -> Episode:
     return Episode(task, [], left_out=True, environment_failure=str(cause))
 
 
-@contextmanager
-def _in_environment(environment: Environment, task: Task, method: str) -> Iterator[None]:
-    """What the environment raises says which environment it was, and at which task."""
-    try:
-        with contained():
-            yield
-    except Exception as error:
-        name = type(environment).__name__
-        error.add_note(f"in {method}() of environment {name}, task {task.id!r}")
-        raise
+class _InEnvironment:
+    """A block of an environment's code: what it raises says which environment it was, and at which
+    task. No generator: it surrounds several calls of each episode."""
+
+    __slots__ = ("_environment", "_method", "_task")
+
+    def __init__(self, environment: Environment, task: Task, method: str) -> None:
+        self._environment = environment
+        self._task = task
+        self._method = method
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        if error is None:
+            return
+        try:
+            with contained():
+                raise error
+        except Exception as told:
+            name = type(self._environment).__name__
+            told.add_note(f"in {self._method}() of environment {name}, task {self._task.id!r}")
+            if told is not error:
+                raise
 
 
 async def _close(interaction: Interaction | None) -> None:
@@ -371,14 +410,3 @@ async def _close(interaction: Interaction | None) -> None:
     close = getattr(interaction, "close", None)
     if close is not None:
         await close()
-
-
-async def _all(works: Iterable[Awaitable[Any]]) -> None:
-    """Wait for all; the first that fails ends the others and is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self
@@ -49,13 +49,28 @@ class Waiting:
         return f"{self.who} has waited {self.seconds:.3g} s for {self.what}{more}"
 
 
-@dataclass(slots=True)
 class _Wait:
-    who: str
-    what: str
-    since: float
-    report_at: float  # age in seconds at which it is reported next
-    detail: str = ""
+    """A block that waits. No generator and no lock: several surround each turn of each episode."""
+
+    __slots__ = ("detail", "report_at", "since", "waits", "what", "who")
+
+    def __init__(
+        self, waits: dict[int, _Wait], who: str, what: str, detail: str, threshold: float
+    ) -> None:
+        self.waits = waits
+        self.who = who
+        self.what = what
+        self.detail = detail
+        self.since = 0.0
+        self.report_at = threshold
+        """Age in seconds at which it is reported next."""
+
+    def __enter__(self) -> None:
+        self.since = time.monotonic()
+        self.waits[id(self)] = self
+
+    def __exit__(self, *error: object) -> None:
+        del self.waits[id(self)]
 
 
 class Watchdog:
@@ -74,13 +89,14 @@ class Watchdog:
         self._on_event = on_event
         self._threshold = threshold
         self._waits: dict[int, _Wait] = {}
+        """Oldest first (a dict keeps the order of insertion). Each entry is made and removed in one
+        operation of the interpreter, so that the watchdog's thread may copy them at any time."""
         self._last_event: tuple[str, float] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def waiting(self, who: str, what: str, detail: str = "") -> Iterator[None]:
+    def waiting(self, who: str, what: str, detail: str = "") -> AbstractContextManager[None]:
         """Say that ``who`` waits for ``what`` inside this block. Fine around an ``await``.
 
         Args:
@@ -88,19 +104,9 @@ class Watchdog:
             what: for what; equal waits are reported together.
             detail: what tells this one from the others; that of the oldest is reported.
         """
-        wait = _Wait(who, what, time.monotonic(), self._threshold, detail)
-        with self._lock:
-            self._waits[id(wait)] = wait
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(
-                    target=self._watch, name="forge-watchdog", daemon=True
-                )
-                self._thread.start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._waits[id(wait)]
+        if self._thread is None:
+            self._start()
+        return _Wait(self._waits, who, what, detail, self._threshold)
 
     def heard(self, message: str) -> None:
         """Remember the newest event of the run; reports name it."""
@@ -118,10 +124,18 @@ class Watchdog:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(
+                    target=self._watch, name="forge-watchdog", daemon=True
+                )
+                self._thread.start()
+
     def _groups(self) -> dict[tuple[str, str], list[_Wait]]:
-        """Equal waits, oldest first (a dict keeps the order of insertion)."""
+        """Equal waits, oldest first."""
         groups: dict[tuple[str, str], list[_Wait]] = {}
-        for wait in self._waits.values():
+        for wait in list(self._waits.values()):
             groups.setdefault((wait.who, wait.what), []).append(wait)
         return groups
 
@@ -133,16 +147,15 @@ class Watchdog:
     def _overdue(self) -> list[Waiting]:
         now = time.monotonic()
         overdue = []
-        with self._lock:
-            for (who, what), waits in self._groups().items():
-                age = now - waits[0].since
-                if age < waits[0].report_at:
-                    continue
-                overdue.append(Waiting(who, what, len(waits), age, waits[0].detail))
-                # The younger ones were just reported with the oldest.
-                for wait in waits:
-                    while wait.report_at <= age:
-                        wait.report_at *= 2
+        for (who, what), waits in self._groups().items():
+            age = now - waits[0].since
+            if age < waits[0].report_at:
+                continue
+            overdue.append(Waiting(who, what, len(waits), age, waits[0].detail))
+            # The younger ones were just reported with the oldest.
+            for wait in waits:
+                while wait.report_at <= age:
+                    wait.report_at *= 2
         return overdue
 
     def _report(self, waiting: Waiting) -> None:

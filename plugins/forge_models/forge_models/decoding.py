@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.contracts.arrays import IntArray
+    from forge_core import IntArray
 
 _PROBES = 512
 """Tokens of the table that are compared with what the tokenizer says, before the table is used."""

@@ -34,8 +34,8 @@ GUARDS = (
     "forge_core.run.writer:Writer.check",
     "forge_core.run.writer:Writer.release",
     "forge_tensors.finite:first_not_finite",
-    "forge_models.manifest:seal",
-    "forge_models.manifest:verify",
+    "forge_core.manifest:seal",
+    "forge_core.manifest:verify",
     "forge_core.run.checkpoint:CheckpointStore.verify",
 )
 

@@ -68,8 +68,8 @@ class ForgePeer(Peer):
             Selection,
             TrainingSection,
         )
-        from forge_core.runtimes.local import LocalRuntime
         from forge_core.services.service import Service
+        from forge_local.runtime import LocalRuntime
         from forge_models.folder import load_model
         from forge_torch.transports.components import SHM, ShmSettings
         from forge_vllm.settings import GENERATOR, VllmSettings

@@ -6,15 +6,8 @@ from collections.abc import Iterable
 
 from forge_core.command import COMMANDS
 from forge_core.contracts.contributions import Command
-from forge_core.contracts.families import RuntimeComponent, TrackerComponent
+from forge_core.contracts.families import TrackerComponent
 from forge_core.contracts.hookspecs import hookimpl
-
-
-@hookimpl
-def forge_runtimes() -> Iterable[RuntimeComponent]:
-    from forge_core.runtimes.components import LOCAL
-
-    yield LOCAL
 
 
 @hookimpl

@@ -22,9 +22,9 @@ from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import UsageError
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import Sampling
+from forge_core.manifest import verify_model
 from forge_core.run.checkpoint import CheckpointStore
 from forge_core.run.folder import RunFolder
-from forge_models.manifest import verify_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

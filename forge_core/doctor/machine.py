@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.contracts.health import Finding
-from forge_core.processes.memory_limit import host_memory
+from forge_core.host_memory import host_memory
 from forge_core.tested_versions import TESTED_PYTHONS, TESTED_VERSIONS
 
 GIB = 2**30

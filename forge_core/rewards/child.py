@@ -23,11 +23,11 @@ from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import ForgeError, RunFailed
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.types import RewardResult, RewardSample
-from forge_core.processes.frames import dumps
-from forge_core.processes.supervision import divide, take_over_stdin
 from forge_core.rewards.confinement import Confinement, close_to_other_processes
 from forge_core.rewards.frames import MESSAGE_LIMIT, Channel, Kind, unpack
 from forge_core.rewards.process import Limits
+from forge_local.processes.frames import dumps
+from forge_local.processes.supervision import divide, take_over_stdin
 
 
 def main() -> None:

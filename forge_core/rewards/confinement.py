@@ -16,7 +16,7 @@ from typing import Self
 
 from forge_core.contracts.context import Placement
 from forge_core.contracts.sections import RewardWorkersSection
-from forge_core.processes.memory_limit import host_memory
+from forge_core.host_memory import host_memory
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "LANG", "LANGUAGE", "LC_*"),

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 from forge_core.contracts.types import Message, RewardSample, Task
-from forge_core.processes.frames import read_frame
+from forge_local.processes.frames import read_frame
 
 SECRET_SIZE = 16
 """Bytes of the secret, the first frame that a reward process is sent."""

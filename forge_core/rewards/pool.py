@@ -23,8 +23,6 @@ from forge_core.contracts.errors import RunFailed, UsageError
 from forge_core.contracts.protocols import Runtime
 from forge_core.contracts.services import ServiceOptions
 from forge_core.contracts.types import Episode, RewardResult, RewardSample
-from forge_core.processes.frames import dumps
-from forge_core.processes.logs import tail
 from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import PackedSample, pack
 from forge_core.rewards.process import Limits, Result
@@ -36,9 +34,11 @@ from forge_core.rewards.reward_worker import (
     only_lost,
     reward_worker,
 )
-from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
 from forge_core.watchdog import EventSink, Watchdog
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import tail
+from forge_local.runtime import LocalRuntime
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RewardPart

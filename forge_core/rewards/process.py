@@ -18,11 +18,11 @@ from typing import NamedTuple
 from forge_core.contracts.built import Takes
 from forge_core.contracts.errors import ForgeError
 from forge_core.contracts.types import RewardResult
-from forge_core.processes.child import Child
-from forge_core.processes.frames import dumps, frame
-from forge_core.processes.scratch import Scratch
 from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import RECORD, SECRET_SIZE, Kind
+from forge_local.processes.child import Child
+from forge_local.processes.frames import dumps, frame
+from forge_local.processes.scratch import Scratch
 
 Result = float | RewardResult | str
 """A sample's reward, or why there is none."""

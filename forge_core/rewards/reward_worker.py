@@ -17,8 +17,6 @@ from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import RunFailed
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.settings import Settings
-from forge_core.processes.frames import dumps
-from forge_core.processes.logs import tail
 from forge_core.rewards.confinement import Confinement
 from forge_core.rewards.frames import PackedSample
 from forge_core.rewards.process import (
@@ -29,6 +27,8 @@ from forge_core.rewards.process import (
     Result,
     RewardProcess,
 )
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import tail
 
 MAX_LOST_SAMPLES = 32
 """A part that hangs or crashes on that many samples, and has scored none, fails the run at once;

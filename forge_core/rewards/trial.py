@@ -12,9 +12,9 @@ from forge_core.contracts.context import BuildContext
 from forge_core.contracts.errors import RunFailed
 from forge_core.contracts.target import Target
 from forge_core.contracts.types import RewardSample
-from forge_core.processes.frames import dumps
 from forge_core.rewards.frames import pack
 from forge_core.rewards.process import Attempt, Limits, ProcessLost, Result, RewardProcess
+from forge_local.processes.frames import dumps
 
 
 def try_reward(

@@ -21,7 +21,7 @@ from typing import Any
 from forge_core import durable
 from forge_core.contracts.errors import DataError
 from forge_core.contracts.sections import CheckpointingSection
-from forge_models.manifest import MANIFEST, seal, verify
+from forge_core.manifest import MANIFEST, seal, verify
 
 STATE = "state.json"
 REPLAY_BUFFER = "replay_buffer.json"

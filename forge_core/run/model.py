@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_core import durable
+from forge_core.manifest import MANIFEST, seal
 from forge_models.folder import materialize
-from forge_models.manifest import MANIFEST, seal
 
 if TYPE_CHECKING:
     from forge_core.contracts.sections import ModelSection

@@ -23,8 +23,8 @@ from forge_core.run.inputs import Inputs, selected
 from forge_core.run.publishing import changes
 from forge_core.run.recipe_services import RecipeServices
 from forge_core.run.running import Running
-from forge_core.runtimes.local import LocalRuntime
 from forge_core.services.service import Service
+from forge_local.runtime import LocalRuntime
 
 if TYPE_CHECKING:
     from forge_core.contracts.arrays import FloatArray

@@ -33,6 +33,7 @@ from forge_core.contracts.records import (
     Summary,
 )
 from forge_core.contracts.seeding import derive_seed
+from forge_core.manifest import verify, verify_model
 from forge_core.plugins.models import model_makers
 from forge_core.run import interrupt
 from forge_core.run.cautions import cautions
@@ -56,12 +57,11 @@ from forge_core.run.resume import Resumption, finished_stages, last_known_state,
 from forge_core.run.tasks import check_tasks
 from forge_core.run.unused import check_evaluation, unused_keys
 from forge_core.run.writer import Writer, check_free
-from forge_core.runtimes.devices import check_device
 from forge_core.trackers.jsonl import troubles
 from forge_core.trackers.lines import METRICS, JsonLines
 from forge_core.watchdog import Watchdog, caller
+from forge_local.devices import check_device
 from forge_models.folder import check_init, check_model, check_named_model
-from forge_models.manifest import verify, verify_model
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig, StageConfig

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.cli import main
-from forge_core.processes.descendants import adopt_orphans, kill_descendants
+from forge_local.processes.descendants import adopt_orphans, kill_descendants
 from tests.chaos import faults
 
 PROGRESS = 60.0
@@ -322,7 +322,7 @@ class Keep:
 
 def _left_running(root: int, patience: float = 15.0) -> str:
     """What the commands of a case have left running, in words; waits for what is ending."""
-    from forge_core.processes.descendants import descendants
+    from forge_local.processes.descendants import descendants
 
     deadline = time.monotonic() + patience
     while True:

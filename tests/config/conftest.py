@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+import forge_local.plugin
 from forge_core import (
     BuildContext,
     DatasetComponent,
@@ -212,8 +213,8 @@ def presets(tmp_path: Path) -> list[Preset]:
 
 @pytest.fixture
 def app(presets: list[Preset]) -> Forge:
-    """The kernel and the world above, nothing else."""
-    return Forge([World(presets)], discover=False)
+    """The kernel, a runtime and the world above, nothing else."""
+    return Forge([forge_local.plugin, World(presets)], discover=False)
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def catalog(app: Forge) -> Catalog:
 @pytest.fixture(scope="session")
 def components() -> Catalog:
     """The same components without presets, for properties that are tried many times."""
-    return Forge([World()], discover=False).plugins.catalog
+    return Forge([forge_local.plugin, World()], discover=False).plugins.catalog
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import forge_local.plugin
 from forge_core import (
     Component,
     ConfigError,
@@ -14,6 +15,7 @@ from forge_core import (
     PluginError,
     RecipeComponent,
     RewardComponent,
+    RuntimeComponent,
     Section,
     TrackerComponent,
     TrainerComponent,
@@ -33,7 +35,11 @@ def one(family: str, name: str, **says: Any) -> Any:
 
 
 class Base:
-    """A recipe and a trainer, both the default."""
+    """A recipe, a trainer and a runtime, all the default."""
+
+    @hookimpl
+    def forge_runtimes(self) -> Iterator[RuntimeComponent]:
+        yield one("runtime", "here", default=True, in_process=True)
 
     @hookimpl
     def forge_recipes(self) -> Iterator[RecipeComponent]:
@@ -85,7 +91,7 @@ def test_two_defaults_have_to_be_chosen_from(run_forge: Callable[..., Any]) -> N
 
 
 def test_without_a_default_recipe_one_has_to_be_chosen() -> None:
-    catalog = Forge(discover=False).plugins.catalog
+    catalog = Forge([forge_local.plugin], discover=False).plugins.catalog
     with pytest.raises(ConfigError) as caught:
         resolve(catalog, None, environ={})
     assert caught.value.problems == (

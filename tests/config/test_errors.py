@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import forge_local.plugin
 from forge_core import ConfigError, Forge, PluginError, RunConfig
 from forge_core.config.resolve import resolve
 from forge_core.plugins.catalog import Catalog
@@ -212,7 +213,7 @@ def test_a_mistake_in_the_base_is_told_once_for_all_stages(read: Read, write: Wr
 def test_a_default_that_is_not_installed_is_missed_only_where_it_was_meant(
     forge_app: Callable[..., object], write: Write
 ) -> None:
-    catalog = forge_app().plugins.catalog  # type: ignore[attr-defined]
+    catalog = forge_app(forge_local.plugin).plugins.catalog  # type: ignore[attr-defined]
     with pytest.raises(ConfigError) as caught:
         resolve(catalog, {"trainer": {"fused": True}, "loss": {"use": "torch"}}, environ={})
     assert [problem.partition("; ")[0] for problem in caught.value.problems] == [

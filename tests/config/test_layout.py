@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+import forge_local.plugin
 from forge_core import (
     BuildContext,
     Forge,
@@ -114,7 +115,7 @@ class World:
 
 @pytest.fixture
 def config() -> Callable[..., RunConfig]:
-    catalog = Forge([World()], discover=False).plugins.catalog
+    catalog = Forge([forge_local.plugin, World()], discover=False).plugins.catalog
 
     def call(*overrides: str) -> RunConfig:
         return resolve(catalog, None, overrides, environ={})

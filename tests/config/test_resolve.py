@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+import forge_local.plugin
 from forge_core import Forge, Placement, RecipeComponent, RunConfig, hookimpl
 from forge_core.config.effective import stage_tree, to_yaml
 from forge_core.config.resolve import resolve
@@ -99,7 +100,7 @@ def test_defaults_that_are_not_installed_are_none(forge_app: Callable[..., Forge
                 name="sft", settings=Settings, build=dump_nothing, summary="nothing", default=True
             )
 
-    catalog = forge_app(OnlyARecipe()).plugins.catalog
+    catalog = forge_app(forge_local.plugin, OnlyARecipe()).plugins.catalog
     config = resolve(catalog, None, environ={})
     [stage] = config.stages
     assert (stage.trainer, stage.generator, stage.transport) == (None, None, None)

@@ -23,6 +23,7 @@ WORDS = {
     "chat": "a word",
     "console": "a class of the package rich",
     "jsonl": "a tracker of the kernel, and a file format",
+    "local": "a word",
     "math": "a module of Python",
     "memory": "a word",
     "thinking": "a word",
@@ -52,11 +53,19 @@ def names() -> set[str]:
     return found
 
 
+LEAVING = {"rewards", "run"}
+"""Parts that become packages of their own: what they import of others is no name in the kernel."""
+
+IMPORT = re.compile(r"\s*(from|import) forge_")
+
+
 def lines() -> Iterator[tuple[str, str]]:
     """``file:line`` and text of every line of the kernel."""
     for file in sorted(KERNEL.rglob("*.py")):
+        place = file.relative_to(KERNEL)
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            yield f"{file.relative_to(KERNEL)}:{number}", line
+            if not (place.parts[0] in LEAVING and IMPORT.match(line)):
+                yield f"{place}:{number}", line
 
 
 def pattern(name: str) -> re.Pattern[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from forge_core import ConfigError, Forge, Task
 from forge_core.config.schema import model_schema
-from forge_core.processes.frames import dumps
+from forge_local.processes.frames import dumps
 from forge_testing.context import bare_context
 
 FILE = '''

@@ -58,7 +58,7 @@ def test_the_kernel_comes_through_the_same_hooks(find):
     manager = PluginManager(discover=False)
     core = find(manager, "core")
     assert core.status == "ok", core.cause
-    assert manager.catalog.entry("runtime", "local").provider == core
+    assert manager.catalog.entry("tracker", "jsonl").provider == core
 
 
 def test_the_plugins_of_this_repository_are_healthy():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_core import DataError, Forge, RunFailed
-from forge_models.manifest import seal
+from forge_core.manifest import seal
 from forge_testing.runs import lines_of, small_config
 
 from .conftest import metrics_of

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from forge_core.processes.descendants import descendants
+from forge_local.processes.descendants import descendants
 from forge_testing.runs import printing_to
 
 PIDFD_GETFD = 438

@@ -258,9 +258,9 @@ PICKLES = ("pickle", "cloudpickle", "dill", "marshal", "joblib", "shelve")
 UNPICKLES = {
     "forge_core/rewards/process.py",
     "forge_core/rewards/child.py",
-    "forge_core/runtimes/rank.py",
-    "forge_core/runtimes/wire.py",
-    "forge_core/runtimes/worker.py",
+    "forge_local/rank.py",
+    "forge_local/wire.py",
+    "forge_local/worker.py",
     "forge_monarch/rank.py",
     "forge_monarch/ranks.py",
     "forge_titan/safe_state.py",

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from forge_core.processes.supervision import die_with_parent
+from forge_local.processes.supervision import die_with_parent
 
 MODULE = "forge_monarch.bootstrap"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
-from forge_core.runtimes.devices import visible_devices
+from forge_local.devices import visible_devices
 from forge_monarch.exit_status import first_end, kill_groups
 
 PACKAGES = ("torchmonarch", "forge-rl-core", "forge-rl-monarch")

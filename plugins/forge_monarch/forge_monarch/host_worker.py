@@ -87,7 +87,7 @@ async def _lifetime(server: object) -> None:
 
 def main() -> None:
     """Serve as a controller's child: ``python -m forge_monarch.host_worker LIFELINE ADDRESS``."""
-    from forge_core.processes.supervision import divide
+    from forge_local.processes.supervision import divide
 
     divide(int(sys.argv[1]), ())
     _serve(sys.argv[2])

@@ -18,8 +18,8 @@ from monarch.actor import ActorError, attach_to_workers, enable_transport, this_
 from monarch.config import configure
 
 from forge_core import ForgeError, ReplicaSpec, RunFailed, UsageError
-from forge_core.processes.child import Child
-from forge_core.runtimes.devices import DeviceTable
+from forge_local.devices import DeviceTable
+from forge_local.processes.child import Child
 from forge_monarch.addresses import knock, own_address, scheme_of, split
 from forge_monarch.exit_status import first_end, kill_groups
 from forge_monarch.host_agent import HostAgent, HostFacts

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from forge_core import PluginError
-from forge_core.processes.descriptors import raise_limit
+from forge_local.processes.descriptors import raise_limit
 from forge_monarch.settings import TESTED, MonarchSettings, TlsFiles
 from forge_monarch.tls import use
 

@@ -104,7 +104,7 @@ def check_services(
     Raises:
         UsageError: an unknown host, processes that cannot be spread evenly, or too few GPUs.
     """
-    from forge_core.runtimes.devices import check_devices  # imports asyncio, which is slow
+    from forge_local.devices import check_devices  # imports asyncio, which is slow
 
     wanted: dict[str, Counter[str]] = {}
     for service, placement in services.items():

@@ -14,9 +14,9 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import ActorError
 
 from forge_core import ReplicaDied, ReplicaSpec
-from forge_core.processes.frames import dumps
-from forge_core.processes.logs import tail
-from forge_core.runtimes.rank import seen
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import tail
+from forge_local.rank import seen
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.exit_status import describe_end
 from forge_monarch.failure_text import describe, failed_rank

@@ -18,10 +18,10 @@ from typing import Any
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_core import ReplicaSpec
-from forge_core.processes.frames import dumps
-from forge_core.processes.logs import keep_bounded
-from forge_core.runtimes.host import ComponentHost, rank_environment
-from forge_core.runtimes.wire import pack_error
+from forge_local.component_host import ComponentHost, rank_environment
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import keep_bounded
+from forge_local.wire import pack_error
 from forge_monarch.actor_component import MonarchActor
 from forge_monarch.bootstrap import END
 

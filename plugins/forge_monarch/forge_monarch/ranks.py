@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from monarch.actor import ActorError
 
-from forge_core.processes.frames import dumps
-from forge_core.runtimes.wire import unpack_error
+from forge_local.processes.frames import dumps
+from forge_local.wire import unpack_error
 
 
 class Ranks(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 
 from forge_core import ReplicaDied, RunFailed
-from forge_core.runtimes.rank_results import combined
+from forge_local.rank_results import combined
 from forge_monarch.processes import Processes
 from forge_monarch.ranks import Ranks
 

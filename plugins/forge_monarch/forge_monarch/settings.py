@@ -154,7 +154,7 @@ class MonarchSettings(Settings):
             return self.slurm.gpus_per_node
         if self.kubernetes is not None:
             return self.kubernetes.gpus_per_pod
-        from forge_core.runtimes.devices import visible_devices  # imports asyncio, which is slow
+        from forge_local.devices import visible_devices  # imports asyncio, which is slow
 
         return len(visible_devices())
 

@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forge_core import BuildContext, Selection
-from forge_core.processes.frames import dumps
+from forge_local.processes.frames import dumps
 
 DEADLINE = 300.0
 """Seconds that a call of all ranks may take."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from forge_core import BuildContext, Location, PluginError, Settings, TrainerComponent
-from forge_core.runtimes.devices import computes_on_cuda
+from forge_local.devices import computes_on_cuda
 from forge_tensors.precision import bfloat16_weights
 from forge_titan.degrees import check_degrees
 from forge_titan.memory import trainer_memory

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from forge_core import BuildContext, ConfigError, GeneratorComponent, Location, Settings, TokenLimit
-from forge_core.runtimes.devices import computes_on_cuda
+from forge_local.devices import computes_on_cuda
 from forge_models.rope import stored_boundaries
 from forge_models.shape import model_config
 

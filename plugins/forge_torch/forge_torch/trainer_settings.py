@@ -16,7 +16,7 @@ from forge_core import (
     UsageError,
     Workload,
 )
-from forge_core.runtimes.devices import computes_on_cuda
+from forge_local.devices import computes_on_cuda
 from forge_tensors.activations import head_activations, layer_activations
 from forge_tensors.precision import bfloat16_weights
 

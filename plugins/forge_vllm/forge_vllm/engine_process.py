@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from forge_core import ForgeError, ReplicaDied, WeightManifest, WeightMismatch
-from forge_core.processes.frames import dumps
+from forge_local.processes.frames import dumps
 from forge_vllm.engine import PauseMode, Spans, spans, tokens_in_flight
 
 if TYPE_CHECKING:

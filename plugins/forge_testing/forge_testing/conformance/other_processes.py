@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import BuildContext, Dataset, Selection, Task
-from forge_core.processes.frames import dumps
+from forge_local.processes.frames import dumps
 
 HASH_SEEDS = ("1", "2")
 """``PYTHONHASHSEED`` of the processes."""

@@ -334,7 +334,7 @@ class ProcessRuntimeConformance(RuntimeConformance):
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Every rank makes the call; rank 0 answers; the first that raises decides the error."""
-        monkeypatch.setattr("forge_core.runtimes.rank_results.GRACE", 0.5)
+        monkeypatch.setattr("forge_local.rank_results.GRACE", 0.5)
         placement = replace(self.placement, env={"COLOUR": "blue"})
         spec = replace(self._spec(probe, context, procs=2), placement=replace(placement, procs=2))
         replica = await runtime.spawn(spec)

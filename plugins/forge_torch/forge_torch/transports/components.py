@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from forge_core import BuildContext, ConfigError, Settings, TransportComponent
-from forge_core.runtimes.devices import visible_devices
+from forge_local.devices import visible_devices
 
 
 class MemorySettings(Settings):

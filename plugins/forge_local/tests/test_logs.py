@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from forge_core.processes.logs import RotatingLog, keep_bounded, older, pump, tail
+from forge_local.processes.logs import RotatingLog, keep_bounded, older, pump, tail
 
 
 def _append(path: Path, mark: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from forge_core import Placement, Runtime
-from forge_core.runtimes.local import LocalRuntime
+from forge_local.runtime import LocalRuntime
 from forge_testing.conformance.runtime import ProcessRuntimeConformance, RuntimeConformance
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from forge_core.contracts.errors import RunFailed
-from forge_core.processes.frames import LENGTH, dumps
+from forge_core import RunFailed
+from forge_local.processes.frames import LENGTH, dumps
 
 BUILDING = 0
 """Number of the call that builds the component; it is made by starting the process."""

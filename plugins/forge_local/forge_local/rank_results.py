@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forge_core.contracts.errors import ForgeError, ReplicaDied
+from forge_core import ForgeError, ReplicaDied
 
 GRACE = 5.0
 """Seconds that the other ranks get to finish a call after one has raised; they may be waiting for

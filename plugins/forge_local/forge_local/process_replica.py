@@ -8,13 +8,12 @@ import os
 import socket
 from typing import Any, Self
 
-from forge_core.contracts.errors import ReplicaDied, RunFailed, UsageError
-from forge_core.contracts.services import ReplicaSpec
-from forge_core.processes.frames import dumps
-from forge_core.runtimes.host import rank_environment
-from forge_core.runtimes.rank import RankProcess, seen
-from forge_core.runtimes.rank_results import combined
-from forge_core.runtimes.wire import BUILDING, Kind, Message
+from forge_core import ReplicaDied, ReplicaSpec, RunFailed, UsageError
+from forge_local.component_host import rank_environment
+from forge_local.processes.frames import dumps
+from forge_local.rank import RankProcess, seen
+from forge_local.rank_results import combined
+from forge_local.wire import BUILDING, Kind, Message
 
 STOP_LIMIT = 30.0
 """Seconds that ranks get to close their components before they are killed. Only a hang takes this

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from forge_core.processes.descendants import adopt_orphans, descendants, kill_descendants
-from forge_core.processes.logs import pump
-from forge_core.processes.scratch import remove_folder
+from forge_local.processes.descendants import adopt_orphans, descendants, kill_descendants
+from forge_local.processes.logs import pump
+from forge_local.processes.scratch import remove_folder
 
 TOO_MANY_PROCESSES = 190
 """Exit code of the outer process when it has killed the inner one for starting too many."""
@@ -46,7 +46,7 @@ def divide(
     Args:
         lifeline: descriptor of a socket whose other end the parent holds; neither ever writes.
         channels: descriptors of the inner process, that the outer one must not hold open.
-        log: bounded file (``forge_core.processes.logs``) that the inner process and what it starts
+        log: bounded file (``forge_local.processes.logs``) that the inner process and what it starts
             print to; None: our standard output and error.
         scratch: folder for temporary files that the outer process removes at the end.
         processes: most processes that there may be below the outer one; None: no limit.

@@ -1,4 +1,4 @@
-"""One rank of a replica: ``python -m forge_core.runtimes.worker LIFELINE LOG``.
+"""One rank of a replica: ``python -m forge_local.worker LIFELINE LOG``.
 
 It builds the component and serves calls on its event loop, each in a task, until it is told to stop
 or the controller is gone. What the component prints goes to the rank's log.
@@ -13,10 +13,10 @@ import socket
 import sys
 from pathlib import Path
 
-from forge_core.processes.frames import dumps
-from forge_core.processes.supervision import divide, take_over_stdin
-from forge_core.runtimes.host import ComponentHost
-from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, pack_error, receive
+from forge_local.component_host import ComponentHost
+from forge_local.processes.frames import dumps
+from forge_local.processes.supervision import divide, take_over_stdin
+from forge_local.wire import BUILDING, Kind, Message, encode, pack_error, receive
 
 
 def main() -> None:

@@ -12,16 +12,15 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from forge_core.contracts.errors import ReplicaDied
-from forge_core.contracts.services import ReplicaSpec
-from forge_core.runtimes.devices import (
+from forge_core import ReplicaDied, ReplicaSpec
+from forge_local.component_host import ComponentHost
+from forge_local.devices import (
     DeviceTable,
     check_devices,
     devices_wanted,
     visible_devices,
 )
-from forge_core.runtimes.host import ComponentHost
-from forge_core.runtimes.process import ProcessReplica
+from forge_local.process_replica import ProcessReplica
 
 
 class LocalReplica:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from forge_core import DataError
+from forge_core.contracts.errors import DataError
 
 MANIFEST = "manifest.json"
 

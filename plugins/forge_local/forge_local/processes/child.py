@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from forge_core.processes.descendants import kill_descendants
-from forge_core.processes.supervision import TOO_MANY_PROCESSES
+from forge_local.processes.descendants import kill_descendants
+from forge_local.processes.supervision import TOO_MANY_PROCESSES
 
 # -P: the working directory is no place to import from unless it is one here.
 _OPTIONS = ("-P", "-X", "faulthandler")
@@ -21,7 +21,7 @@ _OPTIONS = ("-P", "-X", "faulthandler")
 class Child:
     """A Python module run in a session of its own, that ends when this process does.
 
-    Its ``main`` calls ``forge_core.processes.supervision.divide`` first of all.
+    Its ``main`` calls ``forge_local.processes.supervision.divide`` first of all.
 
     Args:
         module: run as ``python -m module LIFELINE [argument ...]``.

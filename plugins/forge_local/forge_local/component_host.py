@@ -6,9 +6,9 @@ import inspect
 from dataclasses import replace
 from typing import Any, Self
 
+from forge_core import ReplicaSpec
 from forge_core.contracts.blame import contained
-from forge_core.contracts.services import ReplicaSpec
-from forge_models.manifest import verify_model
+from forge_core.manifest import verify_model
 
 LOADS_WEIGHTS = frozenset({"generator", "trainer"})
 """Families whose components load the model's folder when they are built."""

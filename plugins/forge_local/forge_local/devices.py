@@ -8,15 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.context import Placement
-from forge_core.contracts.errors import UsageError
-from forge_core.contracts.families import RuntimeComponent
-from forge_core.contracts.services import ReplicaSpec
+from forge_core import Placement, ReplicaSpec, RuntimeComponent, UsageError
 
 if TYPE_CHECKING:
-    from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.protocols import Runtime
-    from forge_core.contracts.selection import Selection
+    from forge_core import Runtime, Selection, StageConfig
 
 
 def visible_devices() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from forge_core import ReplicaDied, UsageError
-from forge_core.runtimes.rank_results import combined
+from forge_local.rank_results import combined
 
 
 def lost(died: ReplicaDied) -> None:

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forge_core.contracts.errors import ReplicaDied
-from forge_core.processes.child import Child
-from forge_core.processes.logs import tail
-from forge_core.runtimes.wire import BUILDING, Kind, Message, encode, receive, unpack_error
+from forge_core import ReplicaDied
+from forge_local.processes.child import Child
+from forge_local.processes.logs import tail
+from forge_local.wire import BUILDING, Kind, Message, encode, receive, unpack_error
 
 _MARK = "--- "
 """Begins the line of a log with which a life begins."""
@@ -53,7 +53,7 @@ class RankProcess:
                 when = time.strftime("%Y-%m-%d %H:%M:%S")
                 output.write(f"{_MARK}{label}: started {when}\n".encode())
             self._child = Child(
-                "forge_core.runtimes.worker",
+                "forge_local.worker",
                 [str(log or "")],
                 stdin=theirs.fileno(),
                 stdout=output if output is not None else 2,

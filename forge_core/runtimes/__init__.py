@@ -1,1 +1,0 @@
-"""Runtimes that come with the kernel: places where replicas live."""

@@ -221,7 +221,7 @@ def test_it_is_refused_for_an_evaluation(section: Any, tiny_model: Path, tmp_pat
     config = small_config(
         recipe={"use": "sft"},
         loss={"use": "cross_entropy"},
-        eval_dataset={"use": "synthetic_arithmetic"},
+        eval_dataset={"use": "arithmetic", "low": 0, "high": 9},
         generator=section,
         checkpointing={"output_dir": str(tmp_path)},
     )

@@ -571,7 +571,8 @@ class StepResult:
         grad_norm: norm of the whole gradient before clipping.
         learning_rate: used in this step.
         tokens: real tokens the model processed (no padding).
-        trained_tokens: tokens under the loss mask.
+        trained_tokens: tokens under the loss mask. 0: no weight has changed, and the step is not
+            published.
         metrics: means the loss reported, and the sampler-trainer mismatch where it is known.
     """
 

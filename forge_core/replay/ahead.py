@@ -3,7 +3,8 @@
 How far ahead: with ``d`` rollouts done and a bound of ``k`` versions, groups are sampled up to
 rollout ``d + 1 + k`` and no further (AReaL, arXiv:2505.24298, section 5.1). A recipe publishes at
 most one version after each, so each group is trained at most ``k`` versions after its first token
-was sampled, and none is sampled in vain.
+was sampled, and none is sampled in vain. An evaluation in the middle of a rollout of several
+optimizer steps publishes one more, and counts.
 
 Which group is trained in which step is the run's order of tasks, whatever is finished first: the
 order does not depend on time, and slow tasks are not crowded out by quick ones.
@@ -109,8 +110,22 @@ class Ahead:
             math.ceil(steps / options.optimizer_steps)
             for steps in (step.number, self._stage.total_steps)
         )
-        count = min(self._max_staleness, all_of_them - this)
+        count = 0
+        while (
+            count < all_of_them - this
+            and self._versions(step.number, this + count) <= self._max_staleness
+        ):
+            count += 1
         return range(wanted.stop, wanted.stop + count * options.groups)
+
+    def _versions(self, first: int, rollout: int) -> int:
+        """Most versions that are published from a step on, up to the end of a rollout: one after
+        each rollout, and one for each evaluation in the middle of one."""
+        each, config = self._sampler.options.optimizer_steps, self._stage.config
+        interval = config.evaluation.interval if config.evaluates() else None
+        evaluated = range(first, rollout * each)
+        within = sum(step % interval == 0 and step % each != 0 for step in evaluated if interval)
+        return rollout - math.ceil(first / each) + 1 + within
 
     def _make(self, places: list[int]) -> None:
         """Begin with those groups that are neither there nor under way."""

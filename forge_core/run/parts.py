@@ -91,8 +91,11 @@ class Parts:
             else:
                 await self._reference()
         if (checkpoint := self._checkpoint()) is not None:
-            for name in self.own.declared:  # building draws random numbers: not after this
+            # Building may draw random numbers, or seed them: not after the trainer's are restored.
+            for name in self.own.declared:
                 await self.own.service(name)
+            if self._config.samples():
+                await self.generator()
             await trainer.load.route(checkpoint)
             assert self._restored is not None
             algorithm, internal, gauss = self._restored.python_rng

@@ -25,6 +25,11 @@ def changes(trainer: Service) -> int:
     return sum(count for method, count in trainer.answered.items() if method not in _PURE)
 
 
+def weight_changes(trainer: Service) -> int:
+    """Calls so far that may have changed its weights."""
+    return changes(trainer) - trainer.idle_steps
+
+
 class Publishing:
     """The published versions of one trainer.
 
@@ -50,7 +55,7 @@ class Publishing:
         self._warn = warn
         self._manifest: WeightManifest | None = None
         self._changes = -1
-        """``changes`` of the trainer when it last published."""
+        """``weight_changes`` of the trainer when it last published."""
 
     @property
     def has_published(self) -> bool:
@@ -65,7 +70,8 @@ class Publishing:
             trainer: whose weights.
             generators: that sample from them.
         """
-        changed, self._changes = changes(trainer) != self._changes, changes(trainer)
+        now = weight_changes(trainer)
+        changed, self._changes = now != self._changes, now
         if not changed and self._manifest is not None:
             return self.version
         manifest: WeightManifest = await trainer.publish.route(self.version + 1)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from forge_core.contracts.errors import UsageError
-from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, SHARED_SECTIONS
+from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, RUN_WIDE, SHARED_SECTIONS
 
 if TYPE_CHECKING:
     from forge_core.contracts.config import Provenance, RunConfig, StageConfig
@@ -75,7 +75,8 @@ def _lines(config: RunConfig) -> Iterator[tuple[str, bool]]:
         prefix = f"stages.{stage.name}." if "stages" in config.tree else ""
         for name, value in config.provenance.items():
             key = name.removeprefix(prefix)
-            is_stages = name.startswith(prefix) and not key.startswith("stages.")
+            run_wide = name.partition(".")[0] in RUN_WIDE
+            is_stages = (name.startswith(prefix) or run_wide) and not key.startswith("stages.")
             if is_stages and _is_set(key, value, stage):
                 covering = next((each for each in unused if each.covers(key)), None)
                 place = (value.key, value.where)
@@ -138,7 +139,7 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
     if stage.reference is not None:
         held.add(stage.reference_model)
     if idle := tuple(name for name in stage.models if name not in held):
-        reason = f"does nothing: neither the reference nor a service of {who} holds this model"
+        reason = "does nothing: no reference and no service of a recipe holds this model"
         yield Unused("models", reason, idle)
     if stage.generator_placement.replicas == 1:
         yield Unused("generator", "does nothing with one replica", ("routing",))

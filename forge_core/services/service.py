@@ -22,6 +22,7 @@ from forge_core.contracts.errors import FanoutError, ReplicaDied
 from forge_core.contracts.protocols import Runtime
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.services import ReplicaSpec, ServiceOptions
+from forge_core.contracts.types import StepResult
 from forge_core.services.method import Method
 from forge_core.services.metrics import Counters, ServiceStatus
 from forge_core.services.replica import LiveReplica
@@ -68,6 +69,8 @@ class Service:
         self._watchdog = watchdog
         self.answered: Counter[str] = Counter()
         """Method -> calls that were answered."""
+        self.idle_steps = 0
+        """Training steps among them that trained no token, so that no weight has changed."""
         self._counters = Counters()
         self._last_lap = Counters()
         self._rotation = Rotation(self.name, options, self._counters)
@@ -301,6 +304,8 @@ class Service:
         self._counters.latency += time.perf_counter() - started
         self._counters.finished += 1
         self.answered[method] += 1
+        if isinstance(result, StepResult) and result.trained_tokens == 0:
+            self.idle_steps += 1
         self._supervisor.answered(live)
         return result
 

@@ -204,7 +204,7 @@ def test_a_model_that_nothing_holds_is_named(tmp_path: Path) -> None:
     lines = unused_keys(Forge(plugins=[acme(Duel())]).resolve(tree))
     (line,) = [line for line in lines if "models" in line]
     assert line.startswith("models.nanny.init")
-    assert "does nothing: neither the reference nor a service of recipe 'duel'" in line
+    assert "does nothing: no reference and no service of a recipe holds this model" in line
 
 
 class Distil:

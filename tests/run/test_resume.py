@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,20 @@ import pytest
 import torch
 import yaml
 
-from forge_core import Forge, UsageError
-from forge_testing.runs import small_config
+import forge_torch.plugin
+from forge_core import (
+    BuildContext,
+    Forge,
+    GeneratorComponent,
+    LossComponent,
+    LossOutput,
+    RunStopped,
+    Selection,
+    Settings,
+    UsageError,
+    hookimpl,
+)
+from forge_testing.runs import StopAt, lines_of, small_config
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +65,53 @@ def test_settings_of_the_optimizer_hold(stopped: Path) -> None:
     assert matrices["weight_decay"] == 5.0
     assert vectors["weight_decay"] == 0.0
     assert matrices["betas"] == vectors["betas"] == (0.5, 0.6)
+
+
+class Seeding:
+    """A generator that seeds torch when it is built, as engines do, and a loss that draws."""
+
+    @hookimpl
+    def forge_generators(self) -> Iterable[GeneratorComponent]:
+        (plain,) = forge_torch.plugin.forge_generators()
+
+        def build(settings: Any, context: BuildContext) -> Any:
+            torch.manual_seed(7)
+            chosen = Selection(family="generator", component=plain, settings=settings)
+            return chosen.build(context)
+
+        yield replace(plain, name="seeding", build=build, default=False)
+
+    @hookimpl
+    def forge_losses(self) -> Iterable[LossComponent]:
+        def loss(logprobs: torch.Tensor, batch: Any, entropy: Any) -> LossOutput:
+            return LossOutput(
+                -logprobs.sum(), logprobs.numel(), maxima={"drawn": torch.rand(()).item()}
+            )
+
+        yield LossComponent(
+            name="drawing", settings=Settings, build=lambda: loss, summary="a test's"
+        )
+
+
+def test_numbers_that_a_loss_draws_go_on(tmp_path: Path) -> None:
+    def run(folder: str, *plugins: object) -> Path:
+        config = small_config(
+            recipe={"use": "grpo", "group_size": 8, "zero_variance": "keep"},
+            generator={"use": "seeding"},
+            loss={"use": "drawing"},
+            checkpointing={"output_dir": str(tmp_path / folder), "save_interval": 1},
+        )
+        try:
+            return Forge(plugins=[Seeding(), *plugins]).run(config).folder
+        except RunStopped:
+            (stopped,) = (tmp_path / folder).iterdir()
+            return stopped
+
+    def drawn(folder: Path) -> list[float]:
+        return [row["drawn"] for row in lines_of(folder / "metrics.jsonl")]
+
+    whole, stopped = run("whole"), run("stopped", StopAt(2))
+    assert len(drawn(stopped)) == 1
+    Forge(plugins=[Seeding()]).run(resume=stopped)
+    assert drawn(stopped) == drawn(whole)
+    assert len(set(drawn(whole))) == 3

@@ -123,6 +123,25 @@ def test_rollouts_are_sampled_ahead_within_the_bound(tmp_path: Path) -> None:
     assert sum(row.get("groups/dropped", 0) for row in rows) == 0
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_an_evaluation_within_a_rollout_counts_against_the_bound(
+    tmp_path: Path, ahead: int
+) -> None:
+    held_out = {"use": "arithmetic", "low": 0, "high": 9, "split": "test"}
+    summary = app(Imitation(steps=2, ahead=ahead)).run(
+        config(
+            tmp_path,
+            training=TRAINING,
+            eval_dataset=held_out,
+            evaluation={"interval": 3, "tasks": 2},
+        )
+    )
+    assert [score.step for score in summary.evaluations] == [0, 3, 6, 8]
+    rows = rows_of(summary.folder)
+    assert max(row["staleness/max"] for row in rows if "groups/dropped" in row) <= ahead
+    assert sum(row.get("groups/dropped", 0) for row in rows) == 0
+
+
 def test_weights_that_have_not_changed_are_not_sent_again(tmp_path: Path) -> None:
     class Publishes:
         seen: list[tuple[int, int, int]]
@@ -139,6 +158,9 @@ def test_weights_that_have_not_changed_are_not_sent_again(tmp_path: Path) -> Non
                 sequence = TrainSequence([1, 2, 3], [False, True, True])
                 step.trained(await trainer.train_step.route([[sequence]]))
                 after = await stage.publish()
+                nothing = TrainSequence([1, 2, 3], [False, False, False])
+                idle = await trainer.train_step.route([[nothing]])
+                assert idle.trained_tokens == 0
                 self.seen.append((before, after, await stage.publish()))
                 await asyncio.sleep(0)
 

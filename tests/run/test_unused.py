@@ -125,6 +125,20 @@ def test_a_key_of_a_stage_that_does_not_use_it_is_named() -> None:
     assert line.startswith("stages.sft.sampling.temperature: does nothing: recipe 'sft'")
 
 
+def test_a_model_that_no_stage_holds_is_named() -> None:
+    teacher: dict[str, Any] = {"models.teacher.path": "/models/teacher"}
+    (line,) = unused_keys(Forge().resolve("quickstart", teacher))
+    assert line == (
+        "models.teacher.path: does nothing: no reference and no service of a recipe holds this "
+        "model"
+    )
+    held = teacher | {
+        "stages.grpo.reference": {"use": "torch", "model": "teacher"},
+        "stages.grpo.loss.kl_coef": 0.1,
+    }
+    assert unused_keys(Forge().resolve("quickstart", held)) == []
+
+
 def test_a_whole_config_names_what_the_short_one_names(tmp_path: Path) -> None:
     """``config.yaml`` holds every key; those that were not set are no reason for a warning."""
     for sections in ({}, {"reward_workers": {"replicas": 2}}):

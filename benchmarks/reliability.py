@@ -27,16 +27,16 @@ from forge_core import Forge
 
 GUARDS = (
     "os:fsync",
-    "forge_core.durable:write_text",
-    "forge_core.durable:move",
-    "forge_core.durable:sync",
-    "forge_core.run.writer:Writer.__init__",
-    "forge_core.run.writer:Writer.check",
-    "forge_core.run.writer:Writer.release",
+    "forge_run.durable:write_text",
+    "forge_run.durable:move",
+    "forge_run.durable:sync",
+    "forge_run.writer:Writer.__init__",
+    "forge_run.writer:Writer.check",
+    "forge_run.writer:Writer.release",
     "forge_tensors.finite:first_not_finite",
     "forge_core.manifest:seal",
     "forge_core.manifest:verify",
-    "forge_core.run.checkpoint:CheckpointStore.verify",
+    "forge_run.checkpoint:CheckpointStore.verify",
 )
 
 

@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         StepRecord,
         Summary,
     )
+    from forge_core.contracts.runner import PreparedRun, Runner
     from forge_core.contracts.sections import (
         ArchitectureFields,
         CheckpointingSection,
@@ -232,6 +233,7 @@ __all__ = [
     "Placement",
     "PlacementKeys",
     "PluginError",
+    "PreparedRun",
     "Preset",
     "Prompt",
     "PromptRefused",
@@ -266,6 +268,7 @@ __all__ = [
     "RunInfo",
     "RunInterrupted",
     "RunStopped",
+    "Runner",
     "Runtime",
     "RuntimeComponent",
     "Sampling",
@@ -322,6 +325,7 @@ _MODULES = (
     "contracts.settings",
     "contracts.component",
     "contracts.contributions",
+    "contracts.runner",
     "contracts.context",
     "contracts.families",
     "contracts.selection",

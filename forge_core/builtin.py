@@ -6,15 +6,7 @@ from collections.abc import Iterable
 
 from forge_core.command import COMMANDS
 from forge_core.contracts.contributions import Command
-from forge_core.contracts.families import TrackerComponent
 from forge_core.contracts.hookspecs import hookimpl
-
-
-@hookimpl
-def forge_trackers() -> Iterable[TrackerComponent]:
-    from forge_core.trackers.components import JSONL
-
-    yield JSONL
 
 
 @hookimpl

@@ -37,10 +37,6 @@ def forge_command() -> str:
 
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("forge_core.cli.run:run", "Run a preset or a config file."),
-    "plan": ("forge_core.cli.plan:plan", "Say what a config would take, before it starts."),
-    "runs": ("forge_core.cli.runs:runs", "List the runs in a folder."),
-    "model": ("forge_core.cli.model:model", "Make a model folder from what a plugin ships."),
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),

@@ -17,8 +17,8 @@ from rich.console import Console
 from forge_console.frame import frame
 from forge_console.history import RunHistory
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Task
-from forge_core.trackers.jsonl import EPISODES, EVENTS, RESERVED
-from forge_core.trackers.lines import METRICS
+from forge_run.trackers.jsonl import EPISODES, EVENTS, RESERVED
+from forge_run.trackers.lines import METRICS
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -7,16 +7,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$FORGE_ROOT"
 
 TORCH_FREE=(
-    tests/config tests/data tests/plugins tests/replay tests/rewards tests/services
-    tests/trackers tests/watchdog
-    plugins/forge_local/tests plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
+    tests/config tests/plugins tests/replay tests/rewards tests/services tests/watchdog
+    plugins/forge_local/tests plugins/forge_run/tests plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
     plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
 )
 # Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment
 # with everything in it; and those of forge model, which opens what it has made.
 HEAVY='(import|from) (torch|transformers|safetensors)|forge_models|forge_tensors|tiny_model'
 mapfile -t need_torch < <(grep -rlE --include='*.py' "$HEAVY" "${TORCH_FREE[@]}")
-need_torch+=(tests/plugins/test_doctor.py tests/plugins/test_model_command.py)
+need_torch+=(tests/plugins/test_doctor.py plugins/forge_run/tests/test_model_command.py)
 
 # Make the environment, unless it is there and nothing has changed since.
 install_light() {

@@ -137,6 +137,9 @@ def _leave(number: int, frame: object) -> NoReturn:
         _end(INTERRUPTED)
 
 
+_leave.marks_interrupts = True  # type: ignore[attr-defined]  # see contracts/blame.py
+
+
 def ready() -> None:
     """From here on, ctrl-C raises ``KeyboardInterrupt`` where the command is."""
     if signal.getsignal(signal.SIGINT) is _leave:

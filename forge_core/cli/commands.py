@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         with suppress(ForgeError):
             for entry in _app(ctx).plugins.catalog.commands():
                 summaries.setdefault(entry.name, entry.command.summary)
-        return summaries
+        return dict(sorted(summaries.items()))
 
 
 def _imported(target: str) -> click.Command:

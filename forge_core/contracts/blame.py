@@ -68,11 +68,9 @@ def is_foreign(error: BaseException) -> bool:
     if isinstance(error, Interrupted | GeneratorExit):
         return False
     if isinstance(error, KeyboardInterrupt):
-        # While a handler of ours is installed, ctrl-C raises ``Interrupted`` and nothing else; in a
-        # background job of a script it is ignored.
+        # In a background job of a script, ctrl-C is ignored.
         handler = signal.getsignal(signal.SIGINT)
-        ours = str(getattr(handler, "__module__", "")).startswith("forge_core.")
-        return ours or handler is signal.SIG_IGN
+        return marks_interrupts(handler) or handler is signal.SIG_IGN
     import asyncio  # slow to import, and of no use to most commands
 
     if isinstance(error, asyncio.CancelledError):
@@ -82,6 +80,13 @@ def is_foreign(error: BaseException) -> bool:
             return True
         return task is not None and not task.cancelling()
     return True
+
+
+def marks_interrupts(handler: object) -> bool:
+    """Whether ctrl-C raises ``Interrupted`` or ends the process while a signal handler is
+    installed, so that a ``KeyboardInterrupt`` comes from a component. Such a handler says so:
+    ``handler.marks_interrupts = True``."""
+    return getattr(handler, "marks_interrupts", False) is True
 
 
 @contextmanager

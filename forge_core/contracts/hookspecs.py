@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from forge_core.contracts.health import Finding
     from forge_core.contracts.records import RunInfo, StepRecord, Summary
+    from forge_core.contracts.runner import Runner
     from forge_core.contracts.types import Episode
 
 PROJECT = "forge"
@@ -407,6 +408,31 @@ def forge_commands() -> Iterable[Command]:  # type: ignore[empty-body]
         @hookimpl
         def forge_commands():
             yield Command(name="greet", target=f"{__name__}:greet", summary="Say hello.")
+    """
+
+
+@hookspec
+def forge_runner(app: Any) -> Runner | None:
+    """Contribute what carries configs out: ``Forge.run``, ``check``, ``prepare`` and ``execute``.
+
+    Called when an app first needs it. Of several, the one that comes last is used: one handed over
+    in code before one that is installed.
+
+    Args:
+        app: the ``forge_core.Forge`` to run configs for; ``app.resolve`` gives the config,
+            ``app.plugins`` its components and hooks.
+
+    .. code-block:: python
+
+        from forge_core import UsageError, hookimpl
+
+        class Nothing:
+            def prepare(self, source, overrides, *, resume=None):
+                raise UsageError("this installation runs nothing")
+
+        @hookimpl
+        def forge_runner(app):
+            return Nothing()
     """
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forge_console.settings import ConsoleSettings
 from forge_console.view import make_view
-from forge_core.trackers.jsonl import JsonlTracker
+from forge_run.trackers.jsonl import JsonlTracker
 from forge_testing.demo import STAGES, replay
 
 

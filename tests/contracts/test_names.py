@@ -22,10 +22,11 @@ WORDS = {
     "arithmetic": "a word",
     "chat": "a word",
     "console": "a class of the package rich",
-    "jsonl": "a tracker of the kernel, and a file format",
+    "jsonl": "a file format",
     "local": "a word",
     "math": "a module of Python",
     "memory": "a word",
+    "run": "a word",
     "thinking": "a word",
     "torch": "the package, which the kernel's tensor code imports",
 }
@@ -50,7 +51,7 @@ def names() -> set[str]:
     found |= {
         f"forge {entry.name}" for entry in catalog.commands() if entry.provider.distribution in ours
     }
-    return found
+    return found - PROMISED
 
 
 LEAVING = {"rewards", "run"}
@@ -72,9 +73,13 @@ def pattern(name: str) -> re.Pattern[str]:
     if name in WORDS:  # use: NAME, {"use": "NAME"}, use=NAME, --trainer NAME
         where = rf"""(?:\buse["']?\s*[:=]\s*["']?|--[a-z]+[ =]){name}\b"""
     else:
-        where = rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])"
+        ends = "a-z0-9_" if name.startswith("forge_") else "a-z0-9"  # forge_run_started is a hook
+        where = rf"(?<![a-z0-9]){re.escape(name)}(?![{ends}])"
     return re.compile(where, re.IGNORECASE)
 
+
+PROMISED = {"forge run", "forge plan", "forge runs", "forge model"}
+"""Commands that the contracts explain themselves with, whichever plugin brings them."""
 
 ENGINES = ("vllm", "titan", "monarch", "torchstore")
 """These not even inside another word, such as the package that a plugin drives."""

@@ -91,7 +91,7 @@ def test_an_unknown_command(run_forge, forge_app):
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
-        (Command(name="run", target="a:b", summary=""), "the kernel has a command of that name"),
+        (Command(name="config", target="a:b", summary=""), "the kernel has a command of that name"),
         (Command(name="Say it", target="a:b", summary=""), "lower case words joined by - or _"),
         (Command(name="say", target="a.b", summary=""), "must be 'module:attribute', not 'a.b'"),
         ("say", "yielded a str, not a Command"),

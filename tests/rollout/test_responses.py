@@ -24,8 +24,8 @@ from forge_core import (
 )
 from forge_core.places import Places
 from forge_core.rollout import rollout_group
-from forge_core.run.environment import GuardedEnvironment
 from forge_models.prompts import encode_prompt
+from forge_run.environment import GuardedEnvironment
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.scripted_policy import ScriptedPolicy
 

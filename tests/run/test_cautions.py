@@ -16,7 +16,7 @@ from forge_core import (
     Selection,
     TrainingSection,
 )
-from forge_core.run.cautions import cautions
+from forge_run.cautions import cautions
 from forge_tensors.precision import HALF_STEP, bfloat16_weights
 from forge_testing.conformance.trainer import Nll, make_sequences
 from forge_testing.context import select

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_core import CheckpointingSection, DataError, RunFailed
-from forge_core.run.checkpoint import CheckpointStore, RunState, SaveTimes, write_state
+from forge_run.checkpoint import CheckpointStore, RunState, SaveTimes, write_state
 
 
 def state(step: int, *, done: bool = False) -> RunState:

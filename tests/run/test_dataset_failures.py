@@ -20,7 +20,7 @@ from forge_core import (
     Settings,
     Task,
 )
-from forge_core.run.dataset import GuardedDataset
+from forge_run.dataset import GuardedDataset
 
 
 class Items:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import durable
+from forge_run import durable
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.rollout import rollout_group
-from forge_core.run.environment import GuardedEnvironment
 from forge_core.watchdog import Watchdog
+from forge_run.environment import GuardedEnvironment
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.runs import lines_of, small_config
 from forge_testing.scripted_policy import ScriptedPolicy

@@ -161,7 +161,7 @@ def test_a_tracker_that_cannot_be_built_starts_nothing(fails: Any) -> None:
 
 
 def test_a_failure_in_a_script_is_one_traceback() -> None:
-    program = "from forge_core.app import _run_to_end\nasync def f(): 1 / 0\n_run_to_end(f())"
+    program = "from forge_run.event_loop import run_to_end\nasync def f(): 1 / 0\nrun_to_end(f())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "ZeroDivisionError" in done.stderr
     assert "During handling" not in done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, RunInterrupted, Task, hookimpl
-from forge_core.run import interrupt
+from forge_run import interrupt
 from forge_testing.context import component
 from forge_testing.runs import lines_of, small_config, untimed
 

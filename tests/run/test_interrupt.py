@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forge_core.run.interrupt import StopRequest
+from forge_run.interrupt import StopRequest
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,8 @@ from forge_core import (
     UsageError,
     hookimpl,
 )
-from forge_core.run.unused import unused_keys
 from forge_models.prompts import encode_prompt
+from forge_run.unused import unused_keys
 from forge_testing.command import run_in_process
 from forge_testing.runs import StopAt, lines_of, small_config, untimed
 

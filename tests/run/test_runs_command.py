@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge_core import Evaluation, Summary
-from forge_core.run.folder import RunFolder
-from forge_core.run.writer import Writer
+from forge_run.folder import RunFolder
+from forge_run.writer import Writer
 
 SCORE = Evaluation(step=3, stage="grpo", moment="after", score=0.5, parts={}, tasks=4)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forge_core import Forge, GeneratorComponent, Selection, Settings, UsageError
-from forge_core.run.preflight import check_sampler
+from forge_run.preflight import check_sampler
 from forge_testing.runs import small_config
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from forge_core import Forge
 from forge_core.config.effective import to_yaml
-from forge_core.run.unused import unused_keys
+from forge_run.unused import unused_keys
 from forge_testing.runs import lines_of, small_config
 
 EVAL = {"use": "arithmetic", "low": 0, "high": 9, "split": "test"}

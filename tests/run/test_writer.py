@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import UsageError, WriterLost
-from forge_core.run.writer import WRITER, Writer, check_free, holder_of
+from forge_run.writer import WRITER, Writer, check_free, holder_of
 from forge_testing.command import process_environ
 from forge_testing.runs import Run, lines_of, small_config, until
 
@@ -24,7 +24,7 @@ LONG = small_config(
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from forge_core.run.writer import Writer
+from forge_run.writer import Writer
 writer = Writer(Path(sys.argv[1]))
 child = sys.argv[2:] and os.fork()
 if child == 0:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge, RunFailed, RunStopped, hookimpl
-from forge_core.run.checkpoint import SaveTimes
+from forge_run.checkpoint import SaveTimes
 from forge_testing.command import process_environ
 from forge_testing.runs import StopAt, lines_of, write_config
 
@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_a_checkpoint_by_time(
 ) -> None:
     """Without save_interval: every second step of a stage, and its end."""
     clock = SlowSteps()
-    monkeypatch.setattr("forge_core.run.loop.SaveTimes", clock.times)
+    monkeypatch.setattr("forge_run.loop.SaveTimes", clock.times)
     small_config["checkpointing"]["keep"] = 10
     small_config["stages"]["grpo"]["training"]["steps"] = 4
     small_config.pop("eval_dataset")

@@ -11,7 +11,7 @@ from typing import Any
 
 from forge_chaos.tracker import RECORD, read_record
 from forge_core import Forge, RunConfig, StageConfig
-from forge_core.data.order import TaskOrder
+from forge_run.data.order import TaskOrder
 from forge_testing.runs import checkpoints_of, lines_of
 
 

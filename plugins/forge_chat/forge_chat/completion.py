@@ -14,7 +14,7 @@ from forge_core.services.service import Service
 
 if TYPE_CHECKING:
     from forge_core import Generator
-    from forge_core.policy_source import PolicySource
+    from forge_run.policy_source import PolicySource
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_core import DataError, Message, Prompt
-from forge_core.data.messages import parse_message, parse_tools
 from forge_models.prompts import encode_prompt
+from forge_run.data.messages import parse_message, parse_tools
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

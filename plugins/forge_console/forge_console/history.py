@@ -9,7 +9,7 @@ from typing import Any
 
 from forge_console.curves import Point
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord
-from forge_core.trackers.lines import METRICS, JsonLines
+from forge_run.trackers.lines import METRICS, JsonLines
 
 CURVES = (
     "reward/mean",

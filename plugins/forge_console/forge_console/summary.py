@@ -13,8 +13,8 @@ from forge_console.history import RunHistory, is_alarm
 from forge_console.wording import duration, number
 from forge_core import Evaluation, Outcome, Summary, UsageError
 from forge_core.command import forge_command
-from forge_core.trackers.jsonl import EPISODES, EVENTS
-from forge_core.trackers.lines import METRICS
+from forge_run.trackers.jsonl import EPISODES, EVENTS
+from forge_run.trackers.lines import METRICS
 
 _MARKS: dict[Outcome, tuple[str, str]] = {
     "finished": ("✓", "bold green"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forge_console.history import RunHistory
 from forge_core import Evaluation, Event, RunInfo, StageInfo, StepRecord
-from forge_core.trackers.lines import METRICS
+from forge_run.trackers.lines import METRICS
 
 
 def test_curves_and_scores_cover_the_processes_before(tmp_path: Path) -> None:

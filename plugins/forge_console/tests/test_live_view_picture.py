@@ -7,7 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from forge_core.trackers.jsonl import JsonlTracker
+from forge_run.trackers.jsonl import JsonlTracker
 from forge_testing.demo import replay
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "live_view_picture.py"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forge_core import Forge
-from forge_core.data.order import TaskOrder
+from forge_run.data.order import TaskOrder
 from forge_testing.runs import small_config
 
 CONFIG = small_config(

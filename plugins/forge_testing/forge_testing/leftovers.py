@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from forge_core.run.folder import RunFolder
+from forge_run.folder import RunFolder
 
 SHARED_MEMORY = Path("/dev/shm")
 

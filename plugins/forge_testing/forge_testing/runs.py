@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from forge_core import RunStopped, StepRecord, hookimpl
-from forge_core.run.checkpoint import CheckpointStore
+from forge_run.checkpoint import CheckpointStore
 from forge_testing.command import process_environ
 from forge_testing.shapes import tiny_shape
 

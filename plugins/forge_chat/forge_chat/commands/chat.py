@@ -16,7 +16,7 @@ from forge_core import DataError, UsageError
 if TYPE_CHECKING:
     from forge_chat.conversation import Conversation
     from forge_core import Forge, Generator
-    from forge_core.policy_source import PolicySource
+    from forge_run.policy_source import PolicySource
 
 COMMANDS = {
     "/help": "this list",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from forge_chat.completion import Answer
     from forge_chat.prompts import GivenPrompt
     from forge_core import Forge, Sampling
-    from forge_core.policy_source import PolicySource
+    from forge_run.policy_source import PolicySource
 
 
 @click.command()

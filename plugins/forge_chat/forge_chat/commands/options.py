@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from forge_core import Forge
-    from forge_core.policy_source import PolicySource
+    from forge_run.policy_source import PolicySource
 
 _OVERRIDE = re.compile(r"[a-z_]+([.][\w-]+)+=")
 """A dotted key before the ``=``, which ``12+34=`` is not."""
@@ -61,7 +61,7 @@ def find(
     defaults: Mapping[str, Any] | None = None,
 ) -> PolicySource:
     """``find_policy``, and a line on standard error for each damaged checkpoint passed over."""
-    from forge_core.policy_source import find_policy
+    from forge_run.policy_source import find_policy
 
     source = find_policy(app, name, changes, step=step, defaults=defaults)
     for line in source.warnings:

@@ -14,7 +14,7 @@ from forge_core.command import INSTALL_ENGINES
 
 if TYPE_CHECKING:
     from forge_core import Forge
-    from forge_core.policy_source import PolicySource
+    from forge_run.policy_source import PolicySource
 
 
 @click.command()

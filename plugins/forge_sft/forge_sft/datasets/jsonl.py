@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_core import DataError, Message, Task
-from forge_core.data.messages import parse_message, parse_tools
+from forge_run.data.messages import parse_message, parse_tools
 from forge_sft.settings import JsonlSettings
 
 OF_OTHER_FORMATS = frozenset(

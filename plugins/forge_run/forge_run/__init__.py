@@ -1,0 +1,1 @@
+"""Runs: their folders, stages, steps, checkpoints and records; ``forge run`` and its neighbours."""

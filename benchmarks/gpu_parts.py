@@ -217,11 +217,11 @@ def _trainer_step(
     bench: Bench, shape: str, way: str, loss: Component[Any], sequences: list[TrainSequence]
 ) -> Callable[[], Any]:
     if way == "titan":
-        from forge_titan import settings
+        from forge_titan.plugin import TRAINER
     else:
-        from forge_torch import trainer_settings as settings
+        from forge_torch.plugin import TRAINER
     context = bench.context(shape, "float32", "bf16", loss=selected("loss", loss))
-    trainer = selected("trainer", settings.TRAINER, device=bench.device).build(context)
+    trainer = selected("trainer", TRAINER, device=bench.device).build(context)
     return lambda: asyncio.run(trainer.train_step([sequences]))
 
 
@@ -257,7 +257,7 @@ def _hand_loop(bench: Bench, shape: str, batch: list[list[int]]) -> Callable[[],
 
 def decode(bench: Bench, shape: str, batch: str) -> None:
     """Generator ``torch``: that many rows in groups of eight, 128 new tokens each."""
-    from forge_torch.generator_settings import GENERATOR
+    from forge_torch.plugin import GENERATOR
 
     count, new = bench.size(int(batch), 16), bench.size(128, 8)
     generator = selected("generator", GENERATOR, device=bench.device).build(
@@ -309,8 +309,7 @@ def mismatch(bench: Bench, shape: str) -> None:
 
 async def _gaps(bench: Bench, shape: str, kind: str, precision: str) -> list[float]:
     """The trainer's logprob less the generator's, of each token that the generator sampled."""
-    from forge_torch.generator_settings import GENERATOR
-    from forge_torch.trainer_settings import TRAINER
+    from forge_torch.plugin import GENERATOR, TRAINER
 
     generator = selected("generator", GENERATOR, device=bench.device).build(
         bench.context(shape, kind, "fp32")

@@ -128,7 +128,8 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
         TrainSequence,
     )
     from forge_sft.plugin import forge_losses
-    from forge_titan.settings import TRAINER, TitanTrainerSettings
+    from forge_titan.plugin import TRAINER
+    from forge_titan.settings import TitanTrainerSettings
 
     (loss,) = forge_losses()
     context = BuildContext(

@@ -35,6 +35,8 @@ from safetensors.torch import load_file, save_file
 
 from forge_core import Transport
 from forge_tensors.checksum import checksum
+from forge_testing.context import bare_context
+from forge_torch.settings import MemorySettings, ShmSettings
 from forge_torch.transports.memory import MemoryTransport
 from forge_torch.transports.shm import ShmTransport
 from forge_torchstore import torchstore_api
@@ -150,9 +152,9 @@ End = Transport | Files | Alone
 
 def make(way: str, place: str) -> End:
     if way == "memory":
-        return MemoryTransport(place)
+        return MemoryTransport(MemorySettings(), bare_context(channel=place))
     if way == "shm":
-        return ShmTransport(place)
+        return ShmTransport(ShmSettings(), bare_context(channel=place))
     if way in ("torch_save", "safetensors"):
         return Files(Path(place), way)
     torchstore_api.load()

@@ -71,8 +71,10 @@ class ForgePeer(Peer):
         from forge_core.services.service import Service
         from forge_local.runtime import LocalRuntime
         from forge_models.folder import load_model
-        from forge_torch.transports.components import SHM, ShmSettings
-        from forge_vllm.settings import GENERATOR, VllmSettings
+        from forge_torch.plugin import SHM
+        from forge_torch.settings import ShmSettings
+        from forge_vllm.plugin import GENERATOR
+        from forge_vllm.settings import VllmSettings
 
         self = cls()
         context = BuildContext(

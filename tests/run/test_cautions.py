@@ -21,8 +21,9 @@ from forge_tensors.precision import HALF_STEP, bfloat16_weights
 from forge_testing.conformance.trainer import Nll, make_sequences
 from forge_testing.context import select
 from forge_testing.runs import small_config
+from forge_torch.plugin import TRAINER
+from forge_torch.settings import TorchTrainerSettings
 from forge_torch.trainer.trainer import TorchTrainer
-from forge_torch.trainer_settings import TRAINER, TorchTrainerSettings
 
 
 def context(folder: Path, **training: Any) -> BuildContext:

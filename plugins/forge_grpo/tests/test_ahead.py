@@ -30,9 +30,8 @@ from forge_run.data.order import TaskOrder
 from forge_testing.context import component
 from forge_testing.runs import StopAt, lines_of, printing_to, small_config
 from forge_torch.generator.generator import TorchGenerator
-from forge_torch.generator_settings import TorchGeneratorSettings
+from forge_torch.settings import TorchGeneratorSettings, TorchTrainerSettings
 from forge_torch.trainer.trainer import TorchTrainer
-from forge_torch.trainer_settings import TorchTrainerSettings
 
 STEPS = 5
 

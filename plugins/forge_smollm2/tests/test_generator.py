@@ -19,7 +19,7 @@ from forge_models.prompts import encode_prompt
 from forge_testing.command import run_as_process, run_in_process
 from forge_testing.context import bare_context
 from forge_torch.generator.generator import TorchGenerator
-from forge_torch.generator_settings import TorchGeneratorSettings
+from forge_torch.settings import TorchGeneratorSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

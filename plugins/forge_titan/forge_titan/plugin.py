@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_core import Finding, Preset, TrainerComponent, hookimpl
-from forge_titan.settings import TESTED, TRAINER
-
-if TYPE_CHECKING:
-    pass
+from forge_titan.checks import TESTED, check_trainer, trainer_cautions, trainer_location
+from forge_titan.memory import trainer_memory
+from forge_titan.settings import TitanTrainerSettings
 
 PRESETS = Path(__file__).parent / "presets"
+
+TRAINER = TrainerComponent(
+    name="titan",
+    settings=TitanTrainerSettings,
+    build="forge_titan.start:build",
+    check=check_trainer,
+    cautions=trainer_cautions,
+    memory=trainer_memory,
+    location=trainer_location,
+    summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
+)
 
 
 @hookimpl

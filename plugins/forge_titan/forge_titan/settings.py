@@ -1,4 +1,4 @@
-"""Settings of the trainer ``titan``, and the component. Imports nothing heavy."""
+"""Settings of the trainer ``titan``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from forge_core import BuildContext, Location, PluginError, Settings, TrainerComponent
-from forge_local.devices import computes_on_cuda
-from forge_tensors.precision import bfloat16_weights
-from forge_titan.degrees import check_degrees
-from forge_titan.memory import trainer_memory
-from forge_titan.supported import check_model
-
-TESTED = "0.3.0"
-"""The TorchTitan release that this plugin was written against."""
+from forge_core import Settings
 
 
 class TitanTrainerSettings(Settings):
@@ -34,63 +26,3 @@ class TitanTrainerSettings(Settings):
         "splits the recipe's micro-batches further to save memory and changes no number. null: no "
         "bound",
     )
-
-
-def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None:
-    """Refuse before a start what cannot be built.
-
-    Raises:
-        PluginError: TorchTitan is not installed.
-        UsageError: the degrees do not fit the ranks or the model.
-        DataError: TorchTitan has no such model.
-    """
-    require_torchtitan()
-    check_model(context.model)
-    check_degrees(context)
-
-
-def trainer_cautions(settings: TitanTrainerSettings, context: BuildContext) -> list[str]:
-    """Weights and optimizer are kept in ``model.dtype``."""
-    return bfloat16_weights(context)
-
-
-def require_torchtitan() -> None:
-    """Make sure that TorchTitan is there; another release than the tested one is warned of.
-
-    Raises:
-        PluginError: it is not; names the command that fixes it.
-    """
-    import warnings
-    from importlib import metadata
-
-    try:
-        version = metadata.version("torchtitan")
-    except metadata.PackageNotFoundError:
-        raise PluginError(
-            f"trainer titan: TorchTitan is not installed; pip install torchtitan=={TESTED}"
-        ) from None
-    if version != TESTED:
-        warnings.warn(
-            f"trainer titan was written against torchtitan {TESTED} and this is {version}; "
-            f"if it fails: pip install torchtitan=={TESTED}",
-            stacklevel=2,
-        )
-
-
-def trainer_location(settings: TitanTrainerSettings) -> Location:
-    """On the device that the settings say."""
-    insists = settings.device == "cuda"
-    cuda = computes_on_cuda(settings.device)
-    return Location(cuda=cuda, cuda_key="device" if insists else "")
-
-
-TRAINER = TrainerComponent(
-    name="titan",
-    settings=TitanTrainerSettings,
-    build="forge_titan.start:build",
-    check=check_trainer,
-    cautions=trainer_cautions,
-    memory=trainer_memory,
-    location=trainer_location,
-    summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
-)

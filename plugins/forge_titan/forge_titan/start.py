@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge_core import BuildContext
-from forge_titan.settings import TitanTrainerSettings, require_torchtitan
+from forge_titan.checks import require_torchtitan
+from forge_titan.settings import TitanTrainerSettings
 
 if TYPE_CHECKING:
     from forge_titan.trainer import TitanTrainer

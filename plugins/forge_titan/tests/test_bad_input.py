@@ -23,7 +23,8 @@ from forge_core import (
     UsageError,
 )
 from forge_models.folder import materialize
-from forge_titan.settings import TRAINER, TitanTrainerSettings
+from forge_titan.plugin import TRAINER
+from forge_titan.settings import TitanTrainerSettings
 
 CONFIG = {
     "hidden_size": 32,

@@ -23,7 +23,8 @@ from forge_models.folder import load_model, materialize
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_testing.policies import policy_init
 from forge_testing.ranks import RankError, RankPool, Together
-from forge_titan.settings import TRAINER, TitanTrainerSettings
+from forge_titan.plugin import TRAINER
+from forge_titan.settings import TitanTrainerSettings
 
 STEPS = 20
 LOSSES: dict[str, LossComponent] = {

@@ -23,8 +23,8 @@ from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_models.folder import materialize
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_testing.policies import policy_init
-from forge_titan.settings import TRAINER as TITAN
-from forge_torch.trainer_settings import TRAINER as TORCH
+from forge_titan.plugin import TRAINER as TITAN
+from forge_torch.plugin import TRAINER as TORCH
 
 STEPS = 20
 LOSSES: dict[str, LossComponent] = {

@@ -22,7 +22,8 @@ from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
 from forge_testing.context import bare_context
 from forge_titan import policy
-from forge_titan.settings import TRAINER, TitanTrainerSettings
+from forge_titan.plugin import TRAINER
+from forge_titan.settings import TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
 
 

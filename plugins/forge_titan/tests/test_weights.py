@@ -21,7 +21,8 @@ from forge_models.folder import load_tokenizer, materialize
 from forge_testing.conformance.trainer import LOSSES, TRAINING, make_sequences
 from forge_testing.policies import policy_init
 from forge_titan import hf_weights
-from forge_titan.settings import TRAINER, TitanTrainerSettings
+from forge_titan.plugin import TRAINER
+from forge_titan.settings import TitanTrainerSettings
 from forge_titan.trainer import TitanTrainer
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -4,15 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_core import Finding, GeneratorComponent, TrainerComponent, TransportComponent, hookimpl
-from forge_torch.generator_settings import GENERATOR
-from forge_torch.trainer_settings import TRAINER
-from forge_torch.transports.components import CUDA_IPC, MEMORY, SHM
+from forge_torch.checks import (
+    check_cuda_ipc,
+    check_generator,
+    check_trainer,
+    generator_location,
+    most_tokens,
+    trainer_cautions,
+    trainer_location,
+)
+from forge_torch.memory import trainer_memory
+from forge_torch.settings import (
+    CudaIpcSettings,
+    MemorySettings,
+    ShmSettings,
+    TorchGeneratorSettings,
+    TorchTrainerSettings,
+)
 
-if TYPE_CHECKING:
-    pass
+GENERATOR = GeneratorComponent(
+    name="torch",
+    settings=TorchGeneratorSettings,
+    build="forge_torch.generator.generator:TorchGenerator",
+    check=check_generator,
+    location=generator_location,
+    max_tokens=most_tokens,
+    summary="continuous batched decoding of Hugging Face models on CPU or CUDA",
+    default=True,
+)
+TRAINER = TrainerComponent(
+    name="torch",
+    settings=TorchTrainerSettings,
+    build="forge_torch.trainer.trainer:TorchTrainer",
+    check=check_trainer,
+    cautions=trainer_cautions,
+    memory=trainer_memory,
+    location=trainer_location,
+    summary="Hugging Face causal language models in one process, on CPU or CUDA",
+    default=True,
+)
+MEMORY = TransportComponent(
+    name="memory",
+    settings=MemorySettings,
+    build="forge_torch.transports.memory:MemoryTransport",
+    summary="weights copied once, within one process",
+    reach="process",
+    default=True,
+)
+SHM = TransportComponent(
+    name="shm",
+    settings=ShmSettings,
+    build="forge_torch.transports.shm:ShmTransport",
+    summary="shared memory, between the processes of one host",
+    reach="host",
+    default=True,
+)
+CUDA_IPC = TransportComponent(
+    name="cuda_ipc",
+    settings=CudaIpcSettings,
+    build="forge_torch.transports.cuda_ipc:CudaIpcTransport",
+    check=check_cuda_ipc,
+    summary="device memory, between the processes of one host with CUDA",
+    reach="host",
+    cuda_only=True,
+    default=True,
+)
 
 
 @hookimpl

@@ -21,8 +21,9 @@ from forge_core import (
 from forge_testing.conformance.generator import WINDOW, GeneratorConformance
 from forge_testing.context import bare_context
 from forge_testing.policies import policy_init
-from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings, check_generator
-from forge_torch.transports.components import MEMORY, MemorySettings
+from forge_torch.checks import check_generator
+from forge_torch.plugin import GENERATOR, MEMORY
+from forge_torch.settings import MemorySettings, TorchGeneratorSettings
 
 
 class TestFastPath(GeneratorConformance):

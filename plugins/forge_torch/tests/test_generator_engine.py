@@ -25,8 +25,8 @@ from forge_core import (
 from forge_models.folder import load_model, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import policy_init
-from forge_torch.generator_settings import GENERATOR, TorchGeneratorSettings
-from forge_torch.transports.components import MEMORY, MemorySettings
+from forge_torch.plugin import GENERATOR, MEMORY
+from forge_torch.settings import MemorySettings, TorchGeneratorSettings
 from forge_torch.transports.memory import MemoryTransport
 
 WINDOW = 256
@@ -60,7 +60,7 @@ async def make(folder: Path) -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture
 async def publisher() -> AsyncIterator[MemoryTransport]:
-    end = MemoryTransport("test_generator_engine")
+    end = MemoryTransport(MemorySettings(), bare_context(channel="test_generator_engine"))
     yield end
     await end.close()
 

@@ -17,8 +17,9 @@ from forge_core import (
     UsageError,
 )
 from forge_testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
+from forge_torch.plugin import TRAINER
+from forge_torch.settings import TorchTrainerSettings
 from forge_torch.trainer.trainer import TorchTrainer
-from forge_torch.trainer_settings import TRAINER, TorchTrainerSettings
 
 
 def _selection(**settings: object) -> Selection[Trainer]:

@@ -12,7 +12,9 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from forge_core import BuildContext, ConfigError, Forge, Selection, Transport, TransportComponent
 from forge_testing.conformance.transport import TransportConformance, expect, numbered
-from forge_torch.transports.components import CUDA_IPC, CudaIpcSettings
+from forge_testing.context import bare_context
+from forge_torch.plugin import CUDA_IPC
+from forge_torch.settings import CudaIpcSettings
 from forge_torch.transports.cuda_ipc import CudaIpcTransport
 from forge_torch.transports.device_buffers import BufferPool, for_device
 
@@ -51,9 +53,7 @@ pools: dict[Path, BufferPool] = {}
 
 def build_on_files(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
     pool = pools.setdefault(settings.folder, BufferPool(FileMemory(settings.folder)))
-    return CudaIpcTransport(
-        context.channel, folder=settings.folder, dtype=settings.dtype, buffers=pool
-    )
+    return CudaIpcTransport(settings, context, pool)
 
 
 ON_FILES = TransportComponent(
@@ -93,7 +93,9 @@ class TestCudaIpc(TransportConformance):
 async def test_two_sets_of_buffers_alternate_also_for_the_next_channel(tmp_path: Path) -> None:
     pool = BufferPool(FileMemory(tmp_path))
     for channel in ("a", "b"):
-        end = CudaIpcTransport(channel, folder=tmp_path, buffers=pool)
+        end = CudaIpcTransport(
+            CudaIpcSettings(folder=tmp_path), bare_context(channel=channel), pool
+        )
         for version in range(6):
             await end.publish(version, numbered(version).items())
             await expect(end, version, numbered(version))
@@ -105,12 +107,12 @@ async def test_two_sets_of_buffers_alternate_also_for_the_next_channel(tmp_path:
 
 async def test_a_buffer_that_is_read_is_not_written_to(tmp_path: Path) -> None:
     pool = BufferPool(FileMemory(tmp_path))
-    end = CudaIpcTransport("c", folder=tmp_path, buffers=pool)
+    end = CudaIpcTransport(CudaIpcSettings(folder=tmp_path), bare_context(channel="c"), pool)
     await end.publish(0, [("w", torch.zeros(8))])
     fetch = end.fetch(0)
     _, tensor = await anext(fetch)
     await end.close()
-    other = CudaIpcTransport("d", folder=tmp_path, buffers=pool)
+    other = CudaIpcTransport(CudaIpcSettings(folder=tmp_path), bare_context(channel="d"), pool)
     await other.publish(0, [("w", torch.ones(8))])
     assert (tensor == 0).all()
     await fetch.aclose()  # type: ignore[attr-defined]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from forge_core import Finding, TransportComponent, hookimpl
-from forge_torchstore.settings import TESTED, TORCHSTORE
+from forge_torchstore.checks import TESTED, check_installed
+from forge_torchstore.settings import TorchStoreSettings
 
-if TYPE_CHECKING:
-    pass
+TORCHSTORE = TransportComponent(
+    name="torchstore",
+    settings=TorchStoreSettings,
+    build="forge_torchstore.torchstore_api:build",
+    check=check_installed,
+    summary="TorchStore: sharded weights, between the processes of one host or several",
+    reach="cluster",
+    fabric="monarch",
+    default=True,
+)
 
 
 @hookimpl

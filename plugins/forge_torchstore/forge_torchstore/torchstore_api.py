@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core import BuildContext, PluginError, UsageError
 from forge_monarch.monarch_api import import_monarch
-from forge_torchstore.settings import INSTALL, TorchStoreSettings
+from forge_torchstore.checks import INSTALL
+from forge_torchstore.settings import TorchStoreSettings
 
 if TYPE_CHECKING:
     from forge_torchstore.transport import TorchStoreTransport

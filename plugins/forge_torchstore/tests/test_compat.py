@@ -16,7 +16,8 @@ from monarch.actor import Actor, endpoint
 
 from forge_core import BuildContext, Forge, PluginError, UsageError
 from forge_torchstore import compat, shared_volume, torchstore_api
-from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
+from forge_torchstore.plugin import TORCHSTORE
+from forge_torchstore.settings import TorchStoreSettings
 
 
 class Mixed(Actor):

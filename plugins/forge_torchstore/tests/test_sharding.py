@@ -18,7 +18,8 @@ from torch.distributed.tensor import distribute_tensor as distribute
 
 from forge_core import BuildContext
 from forge_tensors.checksum import checksum
-from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
+from forge_torchstore.plugin import TORCHSTORE
+from forge_torchstore.settings import TorchStoreSettings
 from forge_torchstore.transport import TorchStoreTransport
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

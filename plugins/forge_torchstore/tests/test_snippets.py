@@ -19,7 +19,8 @@ from forge_core.services import Service
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
 from forge_torchstore import torchstore_api
-from forge_torchstore.settings import TORCHSTORE, TorchStoreSettings
+from forge_torchstore.plugin import TORCHSTORE
+from forge_torchstore.settings import TorchStoreSettings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

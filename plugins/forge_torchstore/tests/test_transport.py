@@ -29,7 +29,8 @@ from forge_testing.conformance.transport import (
     receive,
 )
 from forge_torchstore import segments, shared_volume, strategy
-from forge_torchstore.settings import TORCHSTORE, Storage, TorchStoreSettings
+from forge_torchstore.plugin import TORCHSTORE
+from forge_torchstore.settings import Storage, TorchStoreSettings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -24,6 +24,7 @@ from forge_core import (
 from forge_models.folder import check_folder
 from forge_tensors.compilation import missing_for_compilation
 from forge_vllm import argument_names
+from forge_vllm.checks import check_generator, check_transport, generator_location
 from forge_vllm.engine_args import engine_args, refusal, set_environment
 from forge_vllm.kernels import (
     children_run_uncompiled,
@@ -36,7 +37,7 @@ from forge_vllm.sampling import (
     completion_part,
     is_refusal,
 )
-from forge_vllm.settings import VllmSettings, check_generator, check_transport, generator_location
+from forge_vllm.settings import VllmSettings
 from forge_vllm.supported import check_model
 
 if TYPE_CHECKING:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_core import Finding, GeneratorComponent, Preset, hookimpl
-from forge_vllm.settings import GENERATOR
-
-if TYPE_CHECKING:
-    pass
+from forge_vllm.checks import (
+    alters_sampling,
+    check_generator,
+    generator_cautions,
+    generator_location,
+    most_tokens,
+)
+from forge_vllm.settings import VllmSettings
 
 PRESETS = Path(__file__).parent / "presets"
+
+GENERATOR = GeneratorComponent(
+    name="vllm",
+    settings=VllmSettings,
+    build="forge_vllm.generator:VllmGenerator",
+    check=check_generator,
+    location=generator_location,
+    max_tokens=most_tokens,
+    alters_sampling=alters_sampling,
+    cautions=generator_cautions,
+    serves=True,
+    summary="the vLLM engine, in this process or in one of its own, on CPU or CUDA",
+)
 
 
 @hookimpl

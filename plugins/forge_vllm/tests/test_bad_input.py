@@ -16,7 +16,8 @@ from forge_core import ModelInit, ModelSection
 from forge_models.folder import materialize
 from forge_testing.context import bare_context
 from forge_vllm import argument_names
-from forge_vllm.settings import GENERATOR, VllmSettings
+from forge_vllm.plugin import GENERATOR
+from forge_vllm.settings import VllmSettings
 
 Config = dict[str, Any]
 

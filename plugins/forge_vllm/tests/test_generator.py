@@ -9,8 +9,10 @@ import pytest
 from forge_core import Generator, ModelInit, Selection, Transport
 from forge_testing.conformance.generator import WINDOW, GeneratorConformance
 from forge_testing.policies import policy_init
-from forge_torch.transports.components import MEMORY, MemorySettings
-from forge_vllm.settings import GENERATOR, VllmSettings
+from forge_torch.plugin import MEMORY
+from forge_torch.settings import MemorySettings
+from forge_vllm.plugin import GENERATOR
+from forge_vllm.settings import VllmSettings
 
 ENGINE: dict[str, Any] = {"kv_cache_memory_bytes": 32 << 20, "max_num_seqs": 64}
 

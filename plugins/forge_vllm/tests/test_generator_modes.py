@@ -27,9 +27,11 @@ from forge_core import (
 from forge_models.folder import load_model, load_tokenizer, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import policy_init
-from forge_torch.transports.components import MEMORY, MemorySettings
+from forge_torch.plugin import MEMORY
+from forge_torch.settings import MemorySettings
 from forge_vllm.generator import VllmGenerator
-from forge_vllm.settings import GENERATOR, VllmSettings
+from forge_vllm.plugin import GENERATOR
+from forge_vllm.settings import VllmSettings
 
 PROMPT = [3, 4, 5, 6]
 ENGINE = {"kv_cache_memory_bytes": 32 << 20}

@@ -20,8 +20,10 @@ from forge_local.runtime import LocalRuntime
 from forge_models.folder import load_model, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import Versions, policy_init
-from forge_torch.transports.components import SHM, ShmSettings
-from forge_vllm.settings import GENERATOR, VllmSettings
+from forge_torch.plugin import SHM
+from forge_torch.settings import ShmSettings
+from forge_vllm.plugin import GENERATOR
+from forge_vllm.settings import VllmSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

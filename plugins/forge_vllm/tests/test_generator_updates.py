@@ -13,8 +13,10 @@ from forge_core import Completion, Generator, ModelSection, Sampling, Selection,
 from forge_models.folder import load_model, materialize
 from forge_testing.context import bare_context
 from forge_testing.policies import Versions, policy_init
-from forge_torch.transports.components import MEMORY, MemorySettings
-from forge_vllm.settings import GENERATOR, VllmSettings
+from forge_torch.plugin import MEMORY
+from forge_torch.settings import MemorySettings
+from forge_vllm.plugin import GENERATOR
+from forge_vllm.settings import VllmSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,8 @@ from forge_core import ConfigError
 from forge_testing.command import run_in_process
 from forge_testing.context import bare_context
 from forge_vllm.api_keys import read_keys
-from forge_vllm.settings import VllmSettings, generator_cautions
+from forge_vllm.checks import generator_cautions
+from forge_vllm.settings import VllmSettings
 
 
 @pytest.fixture(autouse=True)

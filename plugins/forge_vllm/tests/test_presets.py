@@ -136,11 +136,9 @@ def test_beside_a_trainer_it_takes_a_share_of_the_gpu(
     overrides: list[str], share: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM takes 0.92 of a GPU unless told otherwise."""
-    monkeypatch.setattr("forge_vllm.settings.for_cpu", lambda: False)
-    monkeypatch.setattr("forge_vllm.settings.visible_devices", lambda: ("0",))
-    monkeypatch.setattr(
-        "forge_torch.trainer_settings.computes_on_cuda", lambda device: device != "cpu"
-    )
+    monkeypatch.setattr("forge_vllm.checks.for_cpu", lambda: False)
+    monkeypatch.setattr("forge_vllm.checks.visible_devices", lambda: ("0",))
+    monkeypatch.setattr("forge_torch.checks.computes_on_cuda", lambda device: device != "cpu")
     for stage in Forge().resolve("quickstart-vllm", overrides=overrides).stages:
         assert stage.generator is not None
         engine = stage.generator.settings.engine  # type: ignore[attr-defined]

@@ -10,8 +10,9 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from forge_core import ConfigError, DataError, RunFailed, Sampling
 from forge_testing.context import bare_context
+from forge_vllm.checks import check_generator
 from forge_vllm.sampling import RequestParams, check_sampling, completion, completion_part
-from forge_vllm.settings import VllmSettings, check_generator
+from forge_vllm.settings import VllmSettings
 
 
 def output(**sample: Any) -> Any:

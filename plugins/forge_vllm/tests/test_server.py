@@ -37,9 +37,12 @@ from forge_testing.context import bare_context
 from forge_testing.policies import Versions
 from forge_testing.runs import lines_of
 from forge_testing.shapes import tiny_shape
-from forge_torch.transports.components import MEMORY, SHM, MemorySettings, ShmSettings
+from forge_torch.plugin import MEMORY, SHM
+from forge_torch.settings import MemorySettings, ShmSettings
+from forge_vllm.checks import check_generator
+from forge_vllm.plugin import GENERATOR
 from forge_vllm.server import PolicyServer
-from forge_vllm.settings import GENERATOR, VllmSettings, check_generator
+from forge_vllm.settings import VllmSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -24,12 +24,13 @@ from forge_core import (
 )
 from forge_models.folder import load_model, load_tokenizer
 from forge_models.rope import length_boundaries
+from forge_torch.checks import check_boundaries
 from forge_torch.generator.decoder import choose_decoder
 from forge_torch.generator.engine import Engine, Request
 from forge_torch.generator.self_test import ordinary_tokens
 from forge_torch.generator.stop_strings import StopStrings
 from forge_torch.generator.weight_swap import swap_weights
-from forge_torch.generator_settings import TorchGeneratorSettings, check_boundaries
+from forge_torch.settings import TorchGeneratorSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -34,8 +34,9 @@ from forge_tensors.loss_step import LossStep, LossSums
 from forge_tensors.named_weights import named_weights
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
+from forge_torch.checks import check_trainer
+from forge_torch.settings import TorchTrainerSettings
 from forge_torch.trainer.optimizer import load_moments, make_optimizer
-from forge_torch.trainer_settings import TorchTrainerSettings, check_trainer
 
 STATE_FILE = "trainer_state.pt"
 """Optimizer moments, steps done and random number generators, beside the weights."""

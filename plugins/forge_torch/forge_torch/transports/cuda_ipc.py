@@ -27,7 +27,8 @@ import torch
 
 from forge_core import BuildContext, WeightManifest
 from forge_tensors.checksum import RunningChecksum
-from forge_torch.transports.components import CudaIpcSettings, check_cuda_ipc
+from forge_torch.checks import check_cuda_ipc
+from forge_torch.settings import CudaIpcSettings
 from forge_torch.transports.device_buffers import CUDA_BUFFERS, Buffer, BufferPool
 from forge_torch.transports.shm import Entry, Index, ShmTransport
 from forge_torch.transports.shm_segment import try_lock
@@ -37,23 +38,25 @@ class CudaIpcTransport(ShmTransport):
     """One end of a channel whose weights lie on a device.
 
     Args:
-        channel: as ``ShmTransport``.
-        folder: as ``ShmTransport``; only handles lie there.
-        dtype: as ``ShmTransport``.
+        settings: only handles lie in the folder.
+        context: for the channel.
         buffers: where device memory comes from.
+
+    Raises:
+        ConfigError: this host has no CUDA device.
     """
 
     name = "cuda_ipc"
 
     def __init__(
         self,
-        channel: str,
-        *,
-        folder: Path = Path("/dev/shm"),
-        dtype: str | None = None,
+        settings: CudaIpcSettings,
+        context: BuildContext,
         buffers: BufferPool = CUDA_BUFFERS,
     ) -> None:
-        super().__init__(channel, folder=folder, dtype=dtype)
+        if buffers is CUDA_BUFFERS:
+            check_cuda_ipc(settings, context)
+        super().__init__(settings, context)
         self._buffers = buffers
         self._token = secrets.token_hex(4)
         self._holder: BinaryIO | None = None
@@ -167,9 +170,3 @@ class CudaIpcTransport(ShmTransport):
                 return not try_lock(holder, fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
-
-
-def build(settings: CudaIpcSettings, context: BuildContext) -> CudaIpcTransport:
-    """The end of this process on the stage's channel."""
-    check_cuda_ipc(settings, context)
-    return CudaIpcTransport(context.channel, folder=settings.folder, dtype=settings.dtype)

@@ -11,7 +11,7 @@ import torch
 
 from forge_core import BuildContext, WeightManifest
 from forge_tensors.checksum import RunningChecksum
-from forge_torch.transports.components import MemorySettings
+from forge_torch.settings import MemorySettings
 from forge_torch.transports.narrowed import narrowed
 
 SPARE_COPIES = 2
@@ -50,14 +50,14 @@ class MemoryTransport:
     """Copies weights into host memory on publish; a fetch yields views of that copy.
 
     Args:
-        channel: ends with the same channel see the same versions.
-        dtype: type that weights are published in; None: their own.
+        settings: the type that weights are published in.
+        context: ends with the same channel see the same versions.
     """
 
-    def __init__(self, channel: str, *, dtype: str | None = None) -> None:
-        self._dtype = dtype
+    def __init__(self, settings: MemorySettings, context: BuildContext) -> None:
+        self._dtype = settings.dtype
         with _channels_lock:
-            self._shared: _Channel | None = _channels.setdefault(channel, _Channel())
+            self._shared: _Channel | None = _channels.setdefault(context.channel, _Channel())
 
     async def publish(
         self, version: int, weights: Iterable[tuple[str, torch.Tensor]]
@@ -146,8 +146,3 @@ def _stored(
             buffer = torch.empty(weight.shape, dtype=weight.dtype)
         tensors[name] = buffer.copy_(weight.detach())
         yield name, buffer
-
-
-def build(settings: MemorySettings, context: BuildContext) -> MemoryTransport:
-    """The end of this process on the stage's channel."""
-    return MemoryTransport(context.channel, dtype=settings.dtype)

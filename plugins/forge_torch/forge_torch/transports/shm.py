@@ -29,7 +29,7 @@ import torch
 
 from forge_core import BuildContext, ForgeError, RunFailed, WeightManifest
 from forge_tensors.checksum import RunningChecksum
-from forge_torch.transports.components import ShmSettings
+from forge_torch.settings import ShmSettings
 from forge_torch.transports.narrowed import narrowed
 from forge_torch.transports.shm_folder import ChannelFolder
 from forge_torch.transports.shm_segment import SegmentReader, SegmentWriter, try_lock
@@ -103,18 +103,15 @@ class ShmTransport:
     """One end of a channel in shared memory.
 
     Args:
-        channel: ends with the same channel on the same host see the same versions.
-        folder: where the channel's folder is made; a memory file system.
-        dtype: type that weights are published in; None: their own.
+        settings: where the channel's folder is made, and the type that weights are published in.
+        context: ends with the same channel on the same host see the same versions.
     """
 
     name = "shm"
 
-    def __init__(
-        self, channel: str, *, folder: Path = Path("/dev/shm"), dtype: str | None = None
-    ) -> None:
-        self._dtype = dtype
-        self._folder = ChannelFolder(folder, channel, transport=self.name)
+    def __init__(self, settings: ShmSettings, context: BuildContext) -> None:
+        self._dtype = settings.dtype
+        self._folder = ChannelFolder(settings.folder, context.channel, transport=self.name)
         self._writers: dict[Path, SegmentWriter] = {}
         self._readers: dict[Path, SegmentReader] = {}
 
@@ -310,8 +307,3 @@ def _still_reads(file: Path, text: str) -> bool:
 def _last_version(file: BinaryIO) -> int:
     file.seek(0)
     return int(file.read() or b"-1")
-
-
-def build(settings: ShmSettings, context: BuildContext) -> ShmTransport:
-    """The end of this process on the stage's channel."""
-    return ShmTransport(context.channel, folder=settings.folder, dtype=settings.dtype)

@@ -148,6 +148,7 @@ if TYPE_CHECKING:
         ServiceOptions,
     )
     from forge_core.contracts.settings import (
+        InputPath,
         Settings,
     )
     from forge_core.contracts.step import (
@@ -213,6 +214,7 @@ __all__ = [
     "GeneratorComponent",
     "Group",
     "GroupReward",
+    "InputPath",
     "IntArray",
     "Interaction",
     "Interrupted",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 
 from forge_core.config.layers import at
@@ -16,6 +20,7 @@ from forge_core.config.tree import Leaf, Node, Origin, Table, leaves, plain
 from forge_core.config.yaml_source import shortened
 from forge_core.contracts.errors import PluginError
 from forge_core.contracts.selection import Selection
+from forge_core.contracts.settings import InputPath
 from forge_core.sections import COMPONENT_MAPS
 
 if TYPE_CHECKING:
@@ -187,7 +192,7 @@ class SectionParser:
         try:
             # As JSON, so that "strict" means what it means for text files: a list for a tuple and
             # text for a path are fine, "5" for 5 and "yes" for true are not.
-            document = to_json(plain(table), inf_nan_mode="constants")
+            document = to_json(plain(_located(table, model)), inf_nan_mode="constants")
             return model.model_validate_json(document, strict=True)
         except PydanticSerializationError as error:
             self._problems.append(f"{at(table)}: holds what YAML cannot: {error}")
@@ -196,6 +201,24 @@ class SectionParser:
                 translate(error, model, table, owner=owner, other_keys=other_keys or ())
             )
         return None
+
+
+def _is_input_path(field: FieldInfo) -> bool:
+    """Whether a setting is an ``InputPath``, or one or null."""
+    mark = get_args(InputPath)[1]
+    inside = (getattr(each, "__metadata__", ()) for each in get_args(field.annotation))
+    return mark in field.metadata or any(mark in metadata for metadata in inside)
+
+
+def _located(table: Table, model: type[BaseModel]) -> Table:
+    """The table with absolute paths where the model has ``InputPath``."""
+    items = dict(table.items)
+    for name, field in model.model_fields.items():
+        node = items.get(name)
+        if isinstance(node, Leaf) and isinstance(node.value, str) and _is_input_path(field):
+            path = Path(node.folder or "", Path(node.value).expanduser())
+            items[name] = replace(node, value=os.path.abspath(path))
+    return replace(table, items=items)
 
 
 def _impossible_numbers(table: Table) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from forge_core.contracts.errors import ConfigError
@@ -34,6 +35,7 @@ class Leaf:
         origin: where.
         overrode: what lower layers said, highest first.
         unset: written as ``~key``: nothing is set here any more, whatever lower layers said.
+        folder: that a path is relative to; None: the working directory.
     """
 
     value: Any
@@ -41,6 +43,7 @@ class Leaf:
     origin: Origin
     overrode: tuple[Leaf, ...] = ()
     unset: bool = False
+    folder: Path | None = None
 
     @property
     def is_null(self) -> bool:
@@ -74,6 +77,17 @@ def leaves(node: Node) -> Iterator[Leaf]:
     else:
         for child in node.items.values():
             yield from leaves(child)
+
+
+def in_folder(table: Table, folder: Path) -> Table:
+    """The tree of a file in a folder, whose paths are relative to it."""
+
+    def placed(node: Node) -> Node:
+        if isinstance(node, Table):
+            return in_folder(node, folder)
+        return replace(node, folder=folder) if isinstance(node.value, str) else node
+
+    return replace(table, items={key: placed(node) for key, node in table.items.items()})
 
 
 def merge(lower: Node | None, upper: Node) -> Node:

@@ -266,6 +266,12 @@ class _Reader:
                     continue
                 name = key_node.value
                 key = f"{origin.key}.{name}" if origin.key else name
+                if name == "<<" and key_node.style is None:
+                    self.problems.append(
+                        f"{where}: {key}: merge keys are no part of YAML 1.2; write the keys out, "
+                        "or lay this file over another with extends"
+                    )
+                    continue
                 if name in seen:
                     self.problems.append(
                         f"{where}: {key}: given twice; the first is at {seen[name]}"

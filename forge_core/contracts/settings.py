@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict
+
+InputPath = Annotated[Path, "relative to the config file"]
+"""Type of a setting that names a file or folder to read. Written relative in a config file, it is
+relative to that file; on the command line, in a variable and in code, to the working directory. The
+component gets it absolute, and so does the run's own ``config.yaml``."""
 
 
 class Settings(BaseModel):

@@ -173,3 +173,15 @@ def test_what_is_dumped_is_the_same_to_yaml_1_1(data: dict[str, Any]) -> None:
     """Other tools read run folders with PyYAML's own loader."""
     data = {key: text for key, text in data.items() if "${" not in str(text)}
     assert yaml.safe_load(dump(data)) == data
+
+
+def test_merge_keys_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "merges.yaml"
+    path.write_text("training: &base {steps: 3}\nsampling:\n  <<: *base\n")
+    with pytest.raises(ConfigError) as raised:
+        load_file(path, "file", {})
+    (line,) = raised.value.problems
+    assert line.endswith(
+        "merges.yaml:3: sampling.<<: merge keys are no part of YAML 1.2; write the keys out, or "
+        "lay this file over another with extends"
+    )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from forge_core import Settings
+from forge_core import InputPath, Settings
 
 
 class SftSettings(Settings):
@@ -28,7 +27,7 @@ class CrossEntropySettings(Settings):
 class JsonlSettings(Settings):
     """Where the lines are and what their fields are called."""
 
-    path: Path = Field(description="file with one JSON object a line")
+    path: InputPath = Field(description="file with one JSON object a line")
     prompt: str = Field("prompt", description="field with the prompt")
     response: str = Field("response", description="field with the text to imitate; may be missing")
     answer: str = Field("answer", description="field with the reference answer; may be missing")

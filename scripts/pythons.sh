@@ -7,8 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$FORGE_ROOT"
 
 TORCH_FREE=(
-    tests/config tests/plugins tests/replay tests/rewards tests/services tests/watchdog
-    plugins/forge_local/tests plugins/forge_run/tests plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
+    tests/config tests/plugins tests/replay tests/services tests/watchdog
+    plugins/forge_local/tests plugins/forge_rewards/tests plugins/forge_run/tests plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
     plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
 )
 # Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment
@@ -25,7 +25,7 @@ install_light() {
     rm -rf "$venv"
     "$python" -m venv "$venv" || die "could not make a virtual environment with $python"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
-    "$venv/bin/pip" install -q -c requirements/constraints.txt -e . -e plugins/forge_local -e plugins/forge_testing \
+    "$venv/bin/pip" install -q -c requirements/constraints.txt -e . -e plugins/forge_local -e plugins/forge_rewards -e plugins/forge_testing \
         editables hatchling jsonschema math-verify pytest-xdist || die "installation failed"
     # The plugins that are installed by default, without what they need.
     mapfile -t plugins < <(grep -oE '^-e plugins/\S+' requirements/workspace.txt | tr ' ' '\n')

@@ -33,7 +33,7 @@ def processes_of(service: str, run: Path) -> list[int]:
     if not found and service == "rewards":
         for pid in descendants(os.getpid()):
             with contextlib.suppress(OSError):
-                if b"forge_core.rewards" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"forge_rewards" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
     return sorted(found)
 

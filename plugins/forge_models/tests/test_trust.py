@@ -256,8 +256,8 @@ def test_a_run_with_trusted_code_trains_and_its_checkpoint_asks_again(
 
 PICKLES = ("pickle", "cloudpickle", "dill", "marshal", "joblib", "shelve")
 UNPICKLES = {
-    "forge_core/rewards/process.py",
-    "forge_core/rewards/child.py",
+    "forge_rewards/process.py",
+    "forge_rewards/child.py",
     "forge_local/rank.py",
     "forge_local/wire.py",
     "forge_local/worker.py",

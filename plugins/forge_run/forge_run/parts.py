@@ -26,7 +26,7 @@ from forge_run.running import Running
 
 if TYPE_CHECKING:
     from forge_core import BuildContext, FloatArray, RecipeContext, RolloutOptions, StageConfig
-    from forge_core.rewards.pool import RewardPool
+    from forge_rewards.pool import RewardPool
     from forge_run.session import RunSession
 
 
@@ -230,8 +230,8 @@ class Parts:
     async def score(self, episodes: Sequence[Episode]) -> None:
         """Judge episodes with the config's rewards."""
         if self._rewards is None:
-            from forge_core.rewards.confinement import Confinement
-            from forge_core.rewards.pool import RewardPool
+            from forge_rewards.confinement import Confinement
+            from forge_rewards.pool import RewardPool
 
             placed = "rewards" in self._config.placements()
             self._rewards = RewardPool(

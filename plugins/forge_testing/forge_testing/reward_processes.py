@@ -49,7 +49,7 @@ def reward_processes(run: Run) -> list[list[int]]:
             except OSError:
                 continue
             parents[int(process.name)] = int(stat[1])
-            if b"forge_core.rewards.child" in words and stat[0] not in "ZX":
+            if b"forge_rewards.child" in words and stat[0] not in "ZX":
                 judging.append(int(process.name))
     lines = (_line_of_descent(pid, parents) for pid in judging)
     return [line[: line.index(run.process.pid) + 1] for line in lines if run.process.pid in line]

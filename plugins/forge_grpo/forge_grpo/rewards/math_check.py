@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_core import BuildContext, DataError, RewardSample, Task
-from forge_core.rewards.process import Result
-from forge_core.rewards.trial import try_reward
 from forge_grpo.checks import check_answers
 from forge_grpo.rewards import final_answer
+from forge_grpo.rewards.trial import try_reward
 from forge_grpo.settings import MathSettings
+from forge_rewards.process import Result
 
 MATH = "forge_grpo.rewards.math:Math"
 

@@ -39,8 +39,8 @@ from forge_core import (
     Turn,
 )
 from forge_core.contracts.built import is_async, reward_takes
-from forge_core.rewards.pool import RewardPool
 from forge_local.processes.descendants import adopt_orphans, descendants
+from forge_rewards.pool import RewardPool
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context
 

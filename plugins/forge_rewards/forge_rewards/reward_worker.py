@@ -11,15 +11,13 @@ from pathlib import Path
 
 from pydantic import Field
 
+from forge_core import BuildContext, Component, RunFailed, Selection, Settings
 from forge_core.contracts.built import Takes
-from forge_core.contracts.component import Component
-from forge_core.contracts.context import BuildContext
-from forge_core.contracts.errors import RunFailed
-from forge_core.contracts.selection import Selection
-from forge_core.contracts.settings import Settings
-from forge_core.rewards.confinement import Confinement
-from forge_core.rewards.frames import PackedSample
-from forge_core.rewards.process import (
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import tail
+from forge_rewards.confinement import Confinement
+from forge_rewards.frames import PackedSample
+from forge_rewards.process import (
     Attempt,
     DeadlinePassed,
     Limits,
@@ -27,8 +25,6 @@ from forge_core.rewards.process import (
     Result,
     RewardProcess,
 )
-from forge_local.processes.frames import dumps
-from forge_local.processes.logs import tail
 
 MAX_LOST_SAMPLES = 32
 """A part that hangs or crashes on that many samples, and has scored none, fails the run at once;

@@ -1,4 +1,4 @@
-"""A reward process: ``python -m forge_core.rewards.child LIFELINE LOG SCRATCH PROCESSES``.
+"""A reward process: ``python -m forge_rewards.child LIFELINE LOG SCRATCH PROCESSES``.
 
 It builds the rewards and calls them.
 """
@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_core import BuildContext, ForgeError, RewardResult, RewardSample, RunFailed, Selection
 from forge_core.contracts.blame import place_in_file
 from forge_core.contracts.built import Takes, is_async, reward_takes
-from forge_core.contracts.context import BuildContext
-from forge_core.contracts.errors import ForgeError, RunFailed
-from forge_core.contracts.selection import Selection
-from forge_core.contracts.types import RewardResult, RewardSample
-from forge_core.rewards.confinement import Confinement, close_to_other_processes
-from forge_core.rewards.frames import MESSAGE_LIMIT, Channel, Kind, unpack
-from forge_core.rewards.process import Limits
 from forge_local.processes.frames import dumps
 from forge_local.processes.supervision import divide, take_over_stdin
+from forge_rewards.confinement import Confinement, close_to_other_processes
+from forge_rewards.frames import MESSAGE_LIMIT, Channel, Kind, unpack
+from forge_rewards.process import Limits
 
 
 def main() -> None:

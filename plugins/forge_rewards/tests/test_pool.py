@@ -9,9 +9,9 @@ import time
 import pytest
 
 from forge_core import Completion, Episode, RunFailed, Task, Turn, UsageError
-from forge_core.rewards import pool as pool_module
-from forge_core.rewards import reward_worker
 from forge_local.processes.logs import LOG_LIMIT
+from forge_rewards import pool as pool_module
+from forge_rewards import reward_worker
 
 
 async def test_parts_are_kept_and_weighted(pool_of, part, episodes):

@@ -17,16 +17,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_core import (
+    BuildContext,
+    Episode,
+    Placement,
+    RewardResult,
+    RewardSample,
+    RunFailed,
+    Runtime,
+    ServiceOptions,
+    UsageError,
+)
 from forge_core.contracts.built import Takes
-from forge_core.contracts.context import BuildContext, Placement
-from forge_core.contracts.errors import RunFailed, UsageError
-from forge_core.contracts.protocols import Runtime
-from forge_core.contracts.services import ServiceOptions
-from forge_core.contracts.types import Episode, RewardResult, RewardSample
-from forge_core.rewards.confinement import Confinement
-from forge_core.rewards.frames import PackedSample, pack
-from forge_core.rewards.process import Limits, Result
-from forge_core.rewards.reward_worker import (
+from forge_core.services.service import Service
+from forge_core.watchdog import EventSink, Watchdog
+from forge_local.processes.frames import dumps
+from forge_local.processes.logs import tail
+from forge_local.runtime import LocalRuntime
+from forge_rewards.confinement import Confinement
+from forge_rewards.frames import PackedSample, pack
+from forge_rewards.process import Limits, Result
+from forge_rewards.reward_worker import (
     MAX_LOST_SAMPLES,
     RewardWorkerSettings,
     Scores,
@@ -34,14 +45,9 @@ from forge_core.rewards.reward_worker import (
     only_lost,
     reward_worker,
 )
-from forge_core.services.service import Service
-from forge_core.watchdog import EventSink, Watchdog
-from forge_local.processes.frames import dumps
-from forge_local.processes.logs import tail
-from forge_local.runtime import LocalRuntime
 
 if TYPE_CHECKING:
-    from forge_core.contracts.config import RewardPart
+    from forge_core import RewardPart
 
 
 ENVIRONMENT = "environment"

@@ -26,7 +26,7 @@ from forge_core import (
     TrainingSection,
     UsageError,
 )
-from forge_core.rewards.pool import RewardPool
+from forge_rewards.pool import RewardPool
 
 
 def run_apart(way, file):

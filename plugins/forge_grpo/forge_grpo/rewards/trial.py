@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from pydantic import BaseModel
 
-from forge_core.contracts.context import BuildContext
-from forge_core.contracts.errors import RunFailed
-from forge_core.contracts.target import Target
-from forge_core.contracts.types import RewardSample
-from forge_core.rewards.frames import pack
-from forge_core.rewards.process import Attempt, Limits, ProcessLost, Result, RewardProcess
+from forge_core import AnyReward, BuildContext, Component, RewardSample, RunFailed, Selection
 from forge_local.processes.frames import dumps
+from forge_rewards.frames import pack
+from forge_rewards.process import Attempt, Limits, ProcessLost, Result, RewardProcess
 
 
 def try_reward(
@@ -42,7 +38,10 @@ def try_reward(
         RunFailed: its process does not start.
     """
     limits = Limits(deadline)
-    tried = dumps(_Tried(reward, settings))
+    component: Component[AnyReward] = Component(
+        name="tried", settings=type(settings), build=reward, summary=""
+    )
+    tried = dumps(Selection(family="reward", component=component, settings=settings))
     opening = dumps(({"reward": tried}, dumps(context), {"reward": limits}))
     results: list[Result] = []
     while len(results) < len(samples):
@@ -53,17 +52,6 @@ def try_reward(
             process.close()
             process.remove_scratch()
     return results
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """A reward that no config selected."""
-
-    reward: str
-    settings: BaseModel
-
-    def build(self, context: BuildContext) -> Any:
-        return Target(self.reward)(self.settings, context)
 
 
 def _judge_rest(

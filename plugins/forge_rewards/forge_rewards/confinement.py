@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Self
 
-from forge_core.contracts.context import Placement
-from forge_core.contracts.sections import RewardWorkersSection
+from forge_core import Placement, RewardWorkersSection
 from forge_core.host_memory import host_memory
 
 INHERITED = (

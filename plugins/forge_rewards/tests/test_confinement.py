@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge_core import RewardComponent, RewardPart, Selection, Settings
-from forge_core.rewards.confinement import Confinement
+from forge_rewards.confinement import Confinement
 
 
 class Greedy:

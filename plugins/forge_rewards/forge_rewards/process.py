@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from forge_core import ForgeError, RewardResult
 from forge_core.contracts.built import Takes
-from forge_core.contracts.errors import ForgeError
-from forge_core.contracts.types import RewardResult
-from forge_core.rewards.confinement import Confinement
-from forge_core.rewards.frames import RECORD, SECRET_SIZE, Kind
 from forge_local.processes.child import Child
 from forge_local.processes.frames import dumps, frame
 from forge_local.processes.scratch import Scratch
+from forge_rewards.confinement import Confinement
+from forge_rewards.frames import RECORD, SECRET_SIZE, Kind
 
 Result = float | RewardResult | str
 """A sample's reward, or why there is none."""
@@ -117,7 +116,7 @@ class RewardProcess:
     """One reward process. Its blocking methods are called in threads.
 
     Args:
-        opening: pickled parts, context and limits, for ``forge_core.rewards.child``.
+        opening: pickled parts, context and limits, for ``forge_rewards.child``.
         log: bounded file that what rewards print is appended to; None: our stderr.
         confinement: its environment and limits.
     """
@@ -138,7 +137,7 @@ class RewardProcess:
             stack.enter_context(theirs)
             output = None if log is None else stack.enter_context(log.open("ab"))
             self._child = Child(
-                "forge_core.rewards.child",
+                "forge_rewards.child",
                 [str(log or ""), str(self._scratch.path), str(confinement.processes)],
                 stdin=theirs.fileno(),
                 stdout=2 if output is None else output,

@@ -18,11 +18,9 @@ from forge_core import RewardComponent, RewardPart, RunFailed, Selection, Settin
 
 SCRIPT = """
     import asyncio, dataclasses, os, pathlib, re, subprocess, sys, threading
-    from forge_core import BuildContext, Episode, Placement, RewardComponent
-    from forge_core import Selection, Settings, Task
-    from forge_core.config.resolve import RewardPart
-    from forge_core.sections import DistributedSection, ModelSection, TrainingSection
-    from forge_core.rewards.pool import RewardPool
+    from forge_core import BuildContext, DistributedSection, Episode, ModelSection, Placement
+    from forge_core import RewardComponent, RewardPart, Selection, Settings, Task, TrainingSection
+    from forge_rewards.pool import RewardPool
 
     class Limit(Settings):
         limit: int = 3

@@ -15,7 +15,7 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import Any
 
-from forge_core.contracts.types import Message, RewardSample, Task
+from forge_core import Message, RewardSample, Task
 from forge_local.processes.frames import read_frame
 
 SECRET_SIZE = 16

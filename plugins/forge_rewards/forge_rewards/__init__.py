@@ -1,0 +1,1 @@
+"""Rewards judged under a deadline, in processes that can be killed."""

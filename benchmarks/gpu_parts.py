@@ -155,7 +155,7 @@ def logprobs(bench: Bench) -> None:
 
         def step(most: int = most) -> None:
             with torch.autocast(bench.device, dtype=torch.bfloat16):
-                values, _ = token_logprobs(x, weight, targets, most_bytes=most)
+                values = token_logprobs(x, weight, targets, most_bytes=most).logprobs
             values.sum().backward()
 
         seconds = bench.time(step, repeats=3, warm_up=1)

@@ -70,8 +70,13 @@ if TYPE_CHECKING:
         hookspec,
     )
     from forge_core.contracts.loss import (
+        OUTPUTS,
         LossBatch,
         LossOutput,
+        ModelOutputs,
+        OutputNeeds,
+        TopLogprobs,
+        field_needs,
     )
     from forge_core.contracts.memory import (
         Checkpointing,
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
     from forge_core.contracts.protocols import (
         AnyReward,
         BatchReward,
+        ChunkedLoss,
         Dataset,
         Environment,
         Generator,
@@ -176,6 +182,7 @@ if TYPE_CHECKING:
     from forge_core.version import __version__
 
 __all__ = [
+    "OUTPUTS",
     "AnyReward",
     "ArchitectureFields",
     "BatchReward",
@@ -185,6 +192,7 @@ __all__ = [
     "CheckTasks",
     "Checkpointing",
     "CheckpointingSection",
+    "ChunkedLoss",
     "Command",
     "Completion",
     "CompletionPart",
@@ -227,11 +235,13 @@ __all__ = [
     "Message",
     "ModelInit",
     "ModelMaker",
+    "ModelOutputs",
     "ModelSection",
     "ModelShape",
     "ModelsSection",
     "NoRoom",
     "Outcome",
+    "OutputNeeds",
     "Placement",
     "PlacementKeys",
     "PluginError",
@@ -292,6 +302,7 @@ __all__ = [
     "Summary",
     "Task",
     "TokenLimit",
+    "TopLogprobs",
     "Tracker",
     "TrackerComponent",
     "TrainSequence",
@@ -309,6 +320,7 @@ __all__ = [
     "WriterLost",
     "__version__",
     "derive_seed",
+    "field_needs",
     "hookimpl",
     "hookspec",
     "steps_for",

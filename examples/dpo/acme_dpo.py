@@ -35,7 +35,7 @@ class DpoLoss:
     def __init__(self, settings):
         self.beta = settings.beta
 
-    def __call__(self, logprobs, batch, entropy):
+    def __call__(self, logprobs, batch, outputs):
         import torch
 
         if batch.group is None:

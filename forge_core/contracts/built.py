@@ -100,6 +100,13 @@ def check_built(selection: Selection[Any], built: Any) -> None:
     for name in SYNC.get(family, ()):
         if is_async(built if name == "__call__" else getattr(built, name)):
             raise PluginError(f"{title(selection)}: {name} must not be async")
+    if family == "loss" and selection.outputs.log_softmax:
+        terms = getattr(built, "terms", None)
+        if not callable(terms) or is_async(terms):
+            raise PluginError(
+                f"{title(selection)}: needs log_softmax, and so a method "
+                "`terms(self, log_softmax, batch)`"
+            )
     if family == "reward":
         try:
             reward_takes(built)

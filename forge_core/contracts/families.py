@@ -142,10 +142,13 @@ class TrainerComponent(Component[Trainer]):
         cautions: see ``Cautions``.
         location: ``(settings)`` says where its weights are; None: in host memory of the replica.
         memory: ``(settings, context, workload)`` says what one rank holds, for ``forge plan``.
+        gives: what losses may ask for of ``top_logprobs``, ``log_softmax``, ``hidden_states`` and
+            ``values``; every trainer gives ``entropy``.
     """
 
     cautions: Cautions | None = None
     location: Callable[[Any], Location] | None = None
+    gives: Names = frozenset()
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
 
 
@@ -154,8 +157,10 @@ class LossComponent(Component[Loss]):
     """A loss.
 
     Args:
-        needs: names of the fields that it reads, which the recipe has to give; and ``entropy``,
-            which is computed where it is among them.
+        needs: names of the fields that it reads, which the recipe has to give; and of the outputs
+            of the policy that it reads beside logprobs, each of which is computed only if it is
+            named: ``entropy``, ``top_logprobs:K`` (K a number), ``log_softmax``, ``hidden_states``,
+            ``values``. See ``ModelOutputs``.
     """
 
     needs: Names = frozenset()

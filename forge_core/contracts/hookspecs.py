@@ -101,7 +101,7 @@ def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
             pass
 
         class Mine:
-            def __call__(self, logprobs, batch, entropy):
+            def __call__(self, logprobs, batch, outputs):
                 objective = batch.field("advantages") * logprobs
                 return LossOutput(sum=-objective.sum(), count=logprobs.numel())
 

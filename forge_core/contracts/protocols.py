@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from forge_core.contracts.arrays import FloatArray
     from forge_core.contracts.config import StageConfig
-    from forge_core.contracts.loss import LossBatch, LossOutput
+    from forge_core.contracts.loss import LossBatch, LossOutput, ModelOutputs
     from forge_core.contracts.recipe import RecipeContext
     from forge_core.contracts.records import Event, RunInfo, StepRecord, Summary
     from forge_core.contracts.services import ReplicaSpec
@@ -183,18 +183,41 @@ class Loss(Protocol):
     """A pure function of logprobs over the trained tokens only: no padding, no prompt, no mask.
 
     Its ``LossComponent`` says what it needs beside logprobs: fields of the batch (``advantages``,
-    ``sampler_logprobs``, ``reference_logprobs``, ...) and ``entropy``.
+    ``sampler_logprobs``, ``reference_logprobs``, ...) and outputs of the policy (``entropy``,
+    ``top_logprobs:K``, ``log_softmax``, ``hidden_states``, ``values``).
+
+    One that needs ``log_softmax`` is a ``ChunkedLoss``.
     """
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         """Return a sum and a count, never a mean.
 
         Args:
             logprobs: of the N trained tokens, with gradient. [N]
             batch: fields for the same tokens, and which sequence each belongs to.
-            entropy: of the next-token distributions, with gradient; given if needed. [N]
+            outputs: what else it needs of the policy, for the same tokens.
+        """
+        ...
+
+
+class ChunkedLoss(Loss, Protocol):
+    """A loss of whole next-token distributions. They are made for a chunk of tokens at a time, and
+    again in the backward pass, so that those of all tokens never exist at once."""
+
+    def terms(self, log_softmax: torch.Tensor, batch: LossBatch) -> torch.Tensor:
+        """Return what the loss needs of n of the N tokens' distributions.
+
+        Called once or twice for each chunk. Gradients flow through ``log_softmax`` alone, and only
+        from what ``__call__`` makes of ``outputs.terms``. It must not write into its arguments.
+
+        Args:
+            log_softmax: natural-log probabilities of the V tokens of the vocabulary. [n, V] float32
+            batch: the same n tokens; sequences and groups may have others too.
+
+        Returns:
+            a number or K numbers for each token. [n] or [n, K]
         """
         ...
 

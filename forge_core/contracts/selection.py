@@ -26,6 +26,7 @@ from forge_core.contracts.families import (
     TrainerComponent,
     TransportComponent,
 )
+from forge_core.contracts.loss import OutputNeeds
 from forge_core.contracts.target import call_build
 
 if TYPE_CHECKING:
@@ -151,9 +152,27 @@ class Selection(Generic[T_co]):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields that a loss reads; and ``entropy``."""
+        """Fields that a loss reads, and outputs of the policy."""
         assert isinstance(self.component, LossComponent)
         return self._names("needs", self.component.needs)
+
+    @property
+    def outputs(self) -> OutputNeeds:
+        """Outputs of the policy that a loss reads beside logprobs.
+
+        Raises:
+            PluginError: they are named wrongly.
+        """
+        try:
+            return OutputNeeds.of(self.needs)
+        except ValueError as error:
+            raise PluginError(f"{title(self)}: needs {error}") from None
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """Outputs of the policy that a trainer gives to losses."""
+        assert isinstance(self.component, TrainerComponent)
+        return self._names("gives", self.component.gives) | {"entropy"}
 
     def _names(self, what: str, stated: Names) -> frozenset[str]:
         """Raises:

@@ -48,6 +48,7 @@ FUNCTIONS = {"reward": 1, "loss": 3}
 
 SAYS = {
     "loss": ("needs",),
+    "trainer": ("gives",),
     "recipe": ("requires", "provides", "defaults"),
     "environment": ("gives_rewards",),
 }

@@ -34,6 +34,13 @@ class TestRecent(LossConformance):
         return Selection(family="loss", component=component, settings=component.settings())
 
 
+class TestSmoothed(LossConformance):
+    @pytest.fixture
+    def selection(self) -> Selection[Any]:
+        component = example("losses.md")["SMOOTHED"]
+        return Selection(family="loss", component=component, settings=component.settings())
+
+
 class TestGuess(EnvironmentConformance):
     replies = ("1", "9", "5")
 

@@ -32,14 +32,14 @@ FILE = '''
         return weight
 
 
-    def policy(logprobs, batch, entropy, scale=2.0):
+    def policy(logprobs, batch, outputs, scale=2.0):
         return LossOutput(-scale * logprobs.sum(), logprobs.numel())
 
 
     policy.needs = frozenset({"advantages"})
 
 
-    def plain(logprobs, batch, entropy):
+    def plain(logprobs, batch, outputs):
         return LossOutput(-logprobs.sum(), logprobs.numel())
 
 

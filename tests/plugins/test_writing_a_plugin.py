@@ -74,14 +74,14 @@ def test_the_reward(acme_forge):
 def test_the_loss(acme_forge):
     import torch
 
-    from forge_core import LossBatch
+    from forge_core import LossBatch, ModelOutputs
 
     loss = component(acme_forge, "loss", "keep_good").build(None, None)
     assert isinstance(loss, Loss)
     fields = {"advantages": torch.tensor([2.0, -1.0, 0.0])}
     batch = LossBatch(sequence=torch.tensor([0, 0, 1]), num_sequences=2, fields=fields)
     logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
-    output = loss(logprobs, batch, None)
+    output = loss(logprobs, batch, ModelOutputs())
     output.sum.backward()
     assert (output.sum.item(), output.count) == (2.0, 3)
     assert logprobs.grad.tolist() == [-2.0, 0.0, 0.0]

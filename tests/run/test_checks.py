@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Forge, PluginError, Settings, Task, hookimpl
+from forge_core import Forge, PluginError, Settings, Task, UsageError, hookimpl
 from forge_testing.context import component
 from forge_testing.runs import small_config
 
@@ -46,7 +46,7 @@ class Recipe:
 
 
 class Loss:
-    def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
+    def __call__(self, logprobs: Any, batch: Any, outputs: Any) -> Any:
         raise NotImplementedError
 
 
@@ -119,8 +119,41 @@ def test_needs_that_is_no_set(needs: Any) -> None:
     assert "frozenset({'advantages'})" in line
 
 
+@pytest.mark.parametrize(
+    ("needs", "expected"),
+    [
+        ("top_logprobs", "'top_logprobs': say once how many, as in 'top_logprobs:64'"),
+        ("top_logprobs:0", "'top_logprobs:0': say once how many, as in 'top_logprobs:64'"),
+        ("entropy:2", "'entropy:2': write 'entropy', without a number"),
+        ("log_softmax", "log_softmax, and so a method `terms(self, log_softmax, batch)`"),
+    ],
+)
+def test_an_output_of_the_policy_that_is_asked_for_wrongly(needs: str, expected: str) -> None:
+    plugin = Acme("forge_losses", lambda *_: Loss(), needs={needs})
+    line = checked(plugin, loss={"use": "mine"})
+    assert line == f"loss 'mine' (plugin Acme): needs {expected}"
+
+
+def test_an_output_of_the_policy_that_the_trainer_does_not_give() -> None:
+    class Outputs:
+        @hookimpl
+        def forge_losses(self) -> Any:
+            return [component("forge_losses", lambda *_: Loss(), needs={"hidden_states"})]
+
+        @hookimpl
+        def forge_trainers(self) -> Any:
+            return [component("forge_trainers", lambda *_: None, gives={"top_logprobs"})]
+
+    app = Forge(plugins=[Outputs()])
+    with pytest.raises(UsageError) as caught:
+        app.check(small_config(loss={"use": "mine"}, trainer={"use": "mine"}))
+    line = str(caught.value)
+    assert "loss 'mine' needs hidden_states of the policy, which trainer 'mine' (stage " in line
+    assert line.endswith("does not give (it gives: entropy, top_logprobs)")
+
+
 def test_a_loss_that_is_async() -> None:
-    async def called(self: Any, logprobs: Any, batch: Any, entropy: Any) -> None: ...
+    async def called(self: Any, logprobs: Any, batch: Any, outputs: Any) -> None: ...
 
     made = type("Made", (Loss,), {"__call__": called})
     line = checked(Acme("forge_losses", lambda settings, context: made()), loss={"use": "mine"})

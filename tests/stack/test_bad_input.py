@@ -152,7 +152,7 @@ def test_reward_that_hangs(small_config: dict[str, Any], fails: Callable[..., st
 
 def test_loss_that_is_not_finite(small_config: dict[str, Any], fails: Callable[..., str]) -> None:
     class Broken:
-        def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
+        def __call__(self, logprobs: Any, batch: Any, outputs: Any) -> Any:
             from forge_core import LossOutput
 
             return LossOutput(sum=logprobs.sum() * float("nan"), count=logprobs.numel())

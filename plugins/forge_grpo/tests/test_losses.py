@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core import Loss, LossBatch, LossOutput, Selection, TrainSequence
+from forge_core import Loss, LossBatch, LossOutput, ModelOutputs, Selection, TrainSequence
 from forge_grpo.losses.grpo import Grpo
 from forge_grpo.losses.gspo import Gspo
 from forge_grpo.losses.primitives import kl_k3
@@ -169,7 +169,7 @@ def assert_maximizes(loss: Loss, batch: Padded, objective: torch.Tensor) -> Loss
     """The loss's mean is minus the objective, in value and gradient."""
     logprobs, loss_batch, entropy = flat(batch)
     uses_entropy = isinstance(loss, Grpo) and loss.settings.entropy_coef > 0
-    output = loss(logprobs, loss_batch, entropy if uses_entropy else None)
+    output = loss(logprobs, loss_batch, ModelOutputs({"entropy": entropy} if uses_entropy else {}))
     mean = output.sum / output.count
     torch.testing.assert_close(mean, -objective, rtol=1e-10, atol=1e-12)
     for ours, theirs in zip(gradients(mean, batch), gradients(-objective, batch), strict=True):
@@ -235,16 +235,18 @@ def test_on_policy_grpo_has_the_gradient_of_reinforce(aggregate: str) -> None:
     # The KL to a reference that the policy still equals has no gradient either.
     clipped = Grpo(GrpoLossSettings.model_validate({"aggregate": aggregate, "kl_coef": 0.5}))
     plain = Reinforce(ReinforceSettings.model_validate({"aggregate": aggregate}))
-    ours = gradients(clipped(logprobs, loss_batch, None).sum, batch)[0]
-    theirs = gradients(plain(logprobs, loss_batch, None).sum, batch)[0]
+    ours = gradients(clipped(logprobs, loss_batch, ModelOutputs()).sum, batch)[0]
+    theirs = gradients(plain(logprobs, loss_batch, ModelOutputs()).sum, batch)[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
 def test_on_policy_gspo_has_the_gradient_of_reinforce_by_sequences() -> None:
     batch = on_policy(random_batch(LENGTHS, 2))
     logprobs, loss_batch, _ = flat(batch)
-    gspo = Gspo(GspoSettings())(logprobs, loss_batch, None)
-    reinforce = Reinforce(ReinforceSettings(aggregate="sequences"))(logprobs, loss_batch, None)
+    gspo = Gspo(GspoSettings())(logprobs, loss_batch, ModelOutputs())
+    reinforce = Reinforce(ReinforceSettings(aggregate="sequences"))(
+        logprobs, loss_batch, ModelOutputs()
+    )
     ours, theirs = gradients(gspo.sum, batch)[0], gradients(reinforce.sum, batch)[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
     assert gspo.count == float(reinforce.count)
@@ -273,7 +275,7 @@ def test_the_clip_by_hand(ratio: float, advantage: float, objective: float, slop
     token = Grpo(GrpoLossSettings(clip_low=0.1, clip_high=0.3))
     sequence = Gspo(GspoSettings(clip_low=0.1, clip_high=0.3))
     for loss in (token, sequence):  # of one token, they are the same
-        output = loss(new, batch, None)
+        output = loss(new, batch, ModelOutputs())
         assert output.sum.item() == pytest.approx(-objective)
         (gradient,) = torch.autograd.grad(output.sum, new)
         assert gradient.item() == pytest.approx(-slope * ratio)  # d ratio / d logprob = ratio
@@ -311,7 +313,7 @@ def test_no_gap_to_the_sampler_overflows(
     make: Callable[[float | None], Loss], gap: float, advantage: float, dual_clip: float | None
 ) -> None:
     logprobs, batch = far_apart(gap, advantage)
-    output = make(dual_clip)(logprobs, batch, None)
+    output = make(dual_clip)(logprobs, batch, ModelOutputs())
     assert torch.isfinite(output.sum)
     (gradient,) = torch.autograd.grad(output.sum, logprobs)
     assert gradient.isfinite().all()
@@ -325,7 +327,10 @@ def test_one_bad_token_does_not_take_the_gradient_for_itself(
     make: Callable[[float | None], Loss], gap: float
 ) -> None:
     logprobs, batch = far_apart(gap, -1.0, tokens=4096)
-    bounded, unbounded = make(3.0)(logprobs, batch, None), make(None)(logprobs, batch, None)
+    bounded, unbounded = (
+        make(3.0)(logprobs, batch, ModelOutputs()),
+        make(None)(logprobs, batch, ModelOutputs()),
+    )
     (gradient,) = torch.autograd.grad(bounded.sum, logprobs)
     assert gradient[0].abs() <= 3 * gradient[1].abs()
     (without,) = torch.autograd.grad(unbounded.sum, logprobs)
@@ -344,7 +349,7 @@ def test_a_logprob_that_is_not_finite_is_not_hidden(
     logprobs, batch = far_apart(0.0, 1.0)
     with torch.no_grad():
         (logprobs if which == "policy" else batch.fields["sampler_logprobs"])[0] = value
-    assert make(3.0)(logprobs, batch, None).sum.isnan()
+    assert make(3.0)(logprobs, batch, ModelOutputs()).sum.isnan()
 
 
 @pytest.mark.parametrize("difference", [92.0, 1e4])
@@ -382,7 +387,7 @@ def test_tokens_of_an_older_policy_give_the_gradient_of_the_current_one(loss: Lo
         fields = {"advantages": advantages[token : token + 1], "sampler_logprobs": sampler[token]}
         fields = {name: values.reshape(1) for name, values in fields.items()}
         batch = LossBatch(torch.zeros(1, dtype=torch.int64), 1, fields)
-        output = loss(current[token : token + 1], batch, None)
+        output = loss(current[token : token + 1], batch, ModelOutputs())
         (slope,) = torch.autograd.grad(-output.sum, logits, retain_graph=True)
         total += sampler[token].exp() * slope
     torch.testing.assert_close(total, expected)
@@ -432,7 +437,9 @@ def test_the_value_of_k3_is_an_unbiased_estimate_of_the_divergence() -> None:
 def test_the_entropy_bonus_pays_for_entropy() -> None:
     batch = random_batch(LENGTHS, 3)
     logprobs, loss_batch, entropy = flat(batch)
-    output = Grpo(GrpoLossSettings(entropy_coef=0.5))(logprobs, loss_batch, entropy)
+    output = Grpo(GrpoLossSettings(entropy_coef=0.5))(
+        logprobs, loss_batch, ModelOutputs({"entropy": entropy})
+    )
     _, slope = gradients(output.sum, batch)
     assert torch.equal(slope[batch.mask], torch.full_like(entropy, -0.5))
     total, count = output.metrics["entropy"]
@@ -446,7 +453,10 @@ def test_a_group_without_signal_has_no_gradient(loss: Loss) -> None:
     batch = random_batch(LENGTHS, 4)
     batch.advantages.zero_()
     logprobs, loss_batch, _ = flat(batch)
-    assert torch.count_nonzero(gradients(loss(logprobs, loss_batch, None).sum, batch)[0]) == 0
+    assert (
+        torch.count_nonzero(gradients(loss(logprobs, loss_batch, ModelOutputs()).sum, batch)[0])
+        == 0
+    )
 
 
 # What a token is called does not matter: masks come from roles.
@@ -480,7 +490,7 @@ def test_a_sampled_end_token_is_trained_although_it_is_the_pad_token(
         ]
         packed = pack(rows)
         logprobs = torch.linspace(-2, -0.1, len(packed.targets), requires_grad=True)
-        return make()(logprobs, packed.loss_batch, None)
+        return make()(logprobs, packed.loss_batch, ModelOutputs())
 
     ended, cut = batch_with(eos), batch_with(9)
     assert ended.sum.item() == cut.sum.item()

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forge_core import PluginError, UsageError
+from forge_core import PluginError, UsageError, field_needs
 from forge_core.contracts.blame import title
 from forge_run.answers import check_sections
 
 if TYPE_CHECKING:
-    from forge_core import RecipeService, Runtime, Selection, StageConfig
+    from forge_core import Loss, RecipeService, Runtime, Selection, StageConfig, Trainer
 
 SERVICE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -24,6 +24,8 @@ def check_components(stage: StageConfig) -> None:
         UsageError: names the key, and what is allowed.
     """
     context = replace(stage.early_context(), loss=stage.loss, transport=stage.transport)
+    if stage.trainer is not None and stage.loss is not None:
+        check_outputs(stage.trainer, stage.loss, f"stage {stage.name!r}")
     chosen: list[tuple[Selection[Any] | None, int]] = [
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
@@ -96,6 +98,8 @@ def check_services(stage: StageConfig) -> None:
             loss=service.loss,
             world_size=placement.procs,
         )
+        if selection.family == "trainer" and service.loss is not None:
+            check_outputs(selection, service.loss, who)
         selection.check(context)
     _check_takes_weights(stage, declared)
 
@@ -205,13 +209,33 @@ def check_loss(stage: StageConfig) -> None:
     """
     if stage.loss is None:
         return
-    provided = stage.recipe.provides | {"entropy"}
-    if missing := stage.loss.needs - provided:
-        given = ", ".join(sorted(provided))
+    provided = stage.recipe.provides
+    if missing := field_needs(stage.loss.needs) - provided:
+        given = ", ".join(sorted({*provided, "entropy"}))
         raise UsageError(
             f"loss.use: loss {stage.loss.name!r} needs {', '.join(sorted(missing))}, which recipe "
             f"{stage.recipe.name!r} (stage {stage.name!r}) does not give (it gives: {given}); "
             "for one stage of several write stages.NAME.loss.use=..."
+        )
+
+
+def check_outputs(trainer: Selection[Trainer], loss: Selection[Loss], where: str) -> None:
+    """The trainer gives the outputs of the policy that the loss asks for.
+
+    Args:
+        trainer: with its settings.
+        loss: that it trains with.
+        where: of the config, for the message.
+
+    Raises:
+        UsageError: names what is needed and what is given.
+        PluginError: the loss asks in a way that cannot be understood.
+    """
+    if missing := loss.outputs.names - trainer.gives:
+        raise UsageError(
+            f"loss.use: loss {loss.name!r} needs {', '.join(sorted(missing))} of the policy, which "
+            f"trainer {trainer.name!r} ({where}) does not give (it gives: "
+            f"{', '.join(sorted(trainer.gives))})"
         )
 
 

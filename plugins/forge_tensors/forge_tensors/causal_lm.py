@@ -18,10 +18,20 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from forge_core import OutputNeeds, UsageError
 from forge_models.rope import length_boundaries
 from forge_tensors import attention
 from forge_tensors.batch import PackedBatch
-from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
+from forge_tensors.logprobs import (
+    NOTHING,
+    LogitShape,
+    Scores,
+    Terms,
+    Tokens,
+    chunk_bytes_on,
+    scores_of,
+    token_logprobs,
+)
 from forge_tensors.rows import gather_rows
 
 _TRIAL_LENGTHS = (7, 4, 5)
@@ -58,26 +68,40 @@ class CausalLM:
             warnings.warn(f"{kind}: cannot run packed; sequences are padded instead", stacklevel=2)
 
     def score(
-        self, batch: PackedBatch, *, temperature: float = 1.0, with_entropy: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logprobs, and entropies if asked for, of the N trained tokens.
+        self,
+        batch: PackedBatch,
+        *,
+        temperature: float = 1.0,
+        needs: OutputNeeds = NOTHING,
+        terms: Terms | None = None,
+    ) -> Scores:
+        """Logprobs of the N trained tokens, and what else is asked for.
 
         Args:
             batch: on the model's device.
             temperature: logits are divided by it.
-            with_entropy: of the next-token distributions, in nats.
+            needs: what else to give: ``entropy``, ``top_logprobs`` and ``hidden_states``; the last
+                for ``values`` too, which are made elsewhere.
+            terms: what to make of the log-probabilities of the vocabulary; None: nothing.
 
         Returns:
-            logprobs [N] and entropies [N] or None, in float32.
+            float32; hidden states in the type that the model computes in.
+
+        Raises:
+            UsageError: hidden states are asked for of a model whose own forward pass is used.
         """
+        if (needs.hidden_states or needs.values) and not self.chunked:
+            raise UsageError(
+                f"model: the loss needs hidden_states or values, and the logits of "
+                f"{self.model.config.model_type} are not hidden states times a matrix"
+            )
         if batch.targets.numel() == 0:
-            nothing = torch.zeros(0, device=batch.tokens.device, requires_grad=True)
-            return nothing, nothing.clone() if with_entropy else None
+            return self._score_nothing(batch, needs, terms)
         regimes = self._regimes(batch.lengths)
         if len(regimes) > 1:
-            return self._score_by_regime(batch, regimes, temperature, with_entropy)
+            return self._score_by_regime(batch, regimes, temperature, needs, terms)
         if not self.chunked:
-            return self._score_by_forward(batch, temperature, with_entropy)
+            return self._score_by_forward(batch, temperature, needs, terms)
         whole = self._packed_hidden(batch) if self.packed else self._padded_hidden(batch)
         hidden = gather_rows(whole, batch.targets - 1)
         head = self.model.get_output_embeddings()
@@ -88,8 +112,20 @@ class CausalLM:
             batch.tokens[batch.targets],
             bias=head.bias,
             shape=LogitShape(scale, softcap, temperature),
-            with_entropy=with_entropy,
+            needs=needs,
+            terms=terms,
         )
+
+    def _score_nothing(self, batch: PackedBatch, needs: OutputNeeds, terms: Terms | None) -> Scores:
+        """Of no trained token."""
+        config = self.model.config.get_text_config()
+        device = batch.tokens.device
+        log_p = torch.zeros(0, config.vocab_size, device=device, requires_grad=True)
+        scores = scores_of(log_p, batch.targets, needs, terms, slice(0, 0))
+        if needs.hidden_states or needs.values:
+            hidden = torch.zeros(0, config.hidden_size, device=device, requires_grad=True)
+            scores = scores._replace(hidden_states=hidden)
+        return scores
 
     def _regimes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Indices of the sequences that may share a forward pass: all, for nearly every model."""
@@ -103,17 +139,18 @@ class CausalLM:
         batch: PackedBatch,
         regimes: list[list[int]],
         temperature: float,
-        with_entropy: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        needs: OutputNeeds,
+        terms: Terms | None,
+    ) -> Scores:
         """A forward pass for each group of sequences with the same rotary frequencies."""
         places, parts = [], []
         for sequences in regimes:
             part, trained = batch.select(sequences)
             places.append(trained)
-            parts.append(self.score(part, temperature=temperature, with_entropy=with_entropy))
+            theirs = None if terms is None else _of_part(terms, trained)
+            parts.append(self.score(part, temperature=temperature, needs=needs, terms=theirs))
         order = torch.cat(places).argsort()
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs)[order], torch.cat(entropies)[order] if with_entropy else None
+        return Scores.joined(parts).map(lambda values: values[order])
 
     def _packed_hidden(self, batch: PackedBatch) -> torch.Tensor:
         """Output of the model below its head, sequences end to end. [T, H]"""
@@ -134,8 +171,8 @@ class CausalLM:
         return gather_rows(output.last_hidden_state.flatten(0, 1), rows)
 
     def _score_by_forward(
-        self, batch: PackedBatch, temperature: float, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, batch: PackedBatch, temperature: float, needs: OutputNeeds, terms: Terms | None
+    ) -> Scores:
         """The general way: whole logits of a few sequences, dropped and computed again."""
         vocabulary = self.model.config.get_text_config().vocab_size
         most = max(1, chunk_bytes_on(batch.tokens.device) // (4 * vocabulary * max(batch.lengths)))
@@ -143,16 +180,19 @@ class CausalLM:
         rows = torch.split(batch.tokens, list(batch.lengths))
         masks = torch.split(trained, list(batch.lengths))
         parts = []
+        done = 0
         for start in range(0, len(rows), most):
             part = slice(start, start + most)
-            if not any(mask.any() for mask in masks[part]):
+            count = sum(int(mask.sum()) for mask in masks[part])
+            if not count:
                 continue
             tokens, real = _pad(torch.cat(rows[part]), batch.lengths[part])
             targets, _ = _pad(torch.cat(masks[part]), batch.lengths[part])
-            arguments = (tokens, real, targets, temperature, with_entropy)
+            which = slice(done, done + count)
+            done += count
+            arguments = (tokens, real, targets, temperature, needs, terms, which)
             parts.append(checkpoint(self._forward, *arguments, use_reentrant=False))
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+        return Scores.joined(parts)
 
     def _forward(
         self,
@@ -160,14 +200,15 @@ class CausalLM:
         real: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
-        with_entropy: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        needs: OutputNeeds,
+        terms: Terms | None,
+        which: slice,
+    ) -> Scores:
         logits = self.model(input_ids=tokens, attention_mask=real, use_cache=False).logits
         wide = torch.promote_types(logits.dtype, torch.float32)
         chosen = targets[:, 1:]
         log_p = (logits[:, :-1][chosen].to(wide) / temperature).log_softmax(-1)
-        logprobs = log_p.gather(1, tokens[:, 1:][chosen][:, None]).squeeze(1)
-        return logprobs, -(log_p.exp() * log_p).sum(-1) if with_entropy else None
+        return scores_of(log_p, tokens[:, 1:][chosen], needs, terms, which)
 
     def _try_packed(self) -> bool:
         """Whether packed hidden states are those of each sequence by itself."""
@@ -238,6 +279,15 @@ def _attends_plainly(config: Any) -> bool:
         config, "sliding_window", None
     )
     return not windowed and getattr(config, "attention_chunk_size", None) is None
+
+
+def _of_part(terms: Terms, places: torch.Tensor) -> Terms:
+    """Terms of tokens that are some of the batch's, at these places. [n] int64"""
+
+    def of_part(log_softmax: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        return terms(log_softmax, places[tokens])
+
+    return of_part
 
 
 def _pad(tokens: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
-from forge_core import Loss, LossBatch, LossOutput, RunFailed, UsageError
+from forge_core import (
+    ChunkedLoss,
+    Loss,
+    LossBatch,
+    LossOutput,
+    ModelOutputs,
+    OutputNeeds,
+    RunFailed,
+    UsageError,
+)
 from forge_core.contracts.blame import contained, described
+from forge_tensors.logprobs import NOTHING, Scores, Terms, Tokens
 from forge_tensors.metric_sums import MetricSums, scalar
 from forge_tensors.mismatch import FIELD as SAMPLER_LOGPROBS
 from forge_tensors.mismatch import add_mismatch
@@ -23,22 +36,37 @@ class LossStep:
     Args:
         loss: of the step.
         device: that of the logprobs.
+        needs: outputs of the policy that the loss asks for.
     """
 
-    def __init__(self, loss: Loss, device: torch.device | str) -> None:
+    def __init__(
+        self, loss: Loss, device: torch.device | str, needs: OutputNeeds = NOTHING
+    ) -> None:
         self._loss = loss
+        self._needs = needs
         self.losses = LossSums()
         self.metrics = MetricSums(device)
 
-    def add(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
-    ) -> torch.Tensor:
+    def terms(self, batch: LossBatch) -> Terms | None:
+        """What makes the loss's terms of a micro-batch's log-probabilities; None: it needs none.
+
+        Args:
+            batch: the micro-batch's N trained tokens.
+        """
+        if not self._needs.log_softmax:
+            return None
+
+        def terms(log_softmax: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+            return run_terms(self._loss, log_softmax, batch.part(tokens))
+
+        return terms
+
+    def add(self, scores: Scores, batch: LossBatch) -> torch.Tensor:
         """Run the loss on a micro-batch of N trained tokens.
 
         Args:
-            logprobs: of the tokens. [N]
+            scores: of the tokens, with what the loss needs.
             batch: the same tokens as the loss sees them.
-            entropy: of the distributions that they came from, where the loss needs it. [N]
 
         Returns:
             the summed objective, to go backward from. Scalar; without a gradient when nothing that
@@ -47,7 +75,8 @@ class LossStep:
         Raises:
             UsageError, RunFailed: as ``run_loss``.
         """
-        output = run_loss(self._loss, logprobs, batch, entropy)
+        logprobs = scores.logprobs
+        output = run_loss(self._loss, logprobs, batch, scores.outputs())
         self.losses.add(output, logprobs, batch)
         self.metrics.add_all(output.metrics)
         for name, value in output.maxima.items():
@@ -58,23 +87,33 @@ class LossStep:
         return output.sum
 
 
+@contextmanager
+def _of_loss(loss: Loss) -> Iterator[str]:
+    """Errors name the loss; its name."""
+    name = type(loss).__name__
+    try:
+        with contained():
+            yield name
+    except UsageError as error:
+        raise UsageError(f"loss {name}: {error}") from error
+    except RunFailed:
+        raise
+    except Exception as error:
+        raise RunFailed(described(error), component=f"loss {name}") from error
+
+
 def run_loss(
-    loss: Loss, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+    loss: Loss, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
 ) -> LossOutput:
     """Call a loss and make sure that it returned what a loss must.
 
     Raises:
-        UsageError: the loss needs a field that the recipe does not give.
+        UsageError: the loss uses a field that the recipe does not give, or an output of the policy
+            that it does not ask for.
         RunFailed: it raised, or returned something else than a scalar sum and a count.
     """
-    name = type(loss).__name__
-    try:
-        with contained():
-            output = loss(logprobs, batch, entropy)
-    except UsageError as error:
-        raise UsageError(f"loss {name}: {error}") from error
-    except Exception as error:
-        raise RunFailed(described(error), component=f"loss {name}") from error
+    with _of_loss(loss) as name:
+        output = loss(logprobs, batch, outputs)
     if not isinstance(output, LossOutput):
         raise RunFailed(
             f"returned {type(output).__name__}, not LossOutput", component=f"loss {name}"
@@ -86,6 +125,27 @@ def run_loss(
                 component=f"loss {name}",
             )
     return output
+
+
+def run_terms(loss: Loss, log_softmax: torch.Tensor, batch: LossBatch) -> torch.Tensor:
+    """Call a loss's ``terms`` on n tokens and make sure that it returned a number for each.
+
+    Raises:
+        UsageError: as ``run_loss``.
+        RunFailed: it raised, or returned something else than n or n x K numbers.
+    """
+    with _of_loss(loss) as name:
+        terms = cast(ChunkedLoss, loss).terms(log_softmax, batch)
+    count = log_softmax.shape[0]
+    if isinstance(terms, torch.Tensor) and terms.dim() in (1, 2) and terms.shape[0] == count:
+        return terms
+    shape = (
+        f"shape {list(terms.shape)}" if isinstance(terms, torch.Tensor) else type(terms).__name__
+    )
+    raise RunFailed(
+        f"terms returned {shape} for {count} tokens, not [{count}] or [{count}, K]",
+        component=f"loss {name}",
+    )
 
 
 @dataclass(slots=True)

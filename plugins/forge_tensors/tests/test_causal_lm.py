@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from forge_core import TrainSequence
+from forge_core import OutputNeeds, TrainSequence, UsageError
 from forge_tensors.batch import PackedBatch, pack
 from forge_tensors.causal_lm import CausalLM
 
@@ -39,6 +39,9 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
     "mamba": (False, {}),
 }
 """Model type -> whether it can be run packed, and config beside ``COMMON``."""
+
+
+ENTROPY = OutputNeeds(entropy=True)
 
 
 def _model(kind: str) -> PreTrainedModel:
@@ -85,7 +88,7 @@ def _quietly(model: PreTrainedModel, **options: Any) -> CausalLM:
 
 
 def _check(model: PreTrainedModel, lm: CausalLM, expected: Any, gradients: Any) -> None:
-    logprobs, entropies = lm.score(pack(_sequences()), temperature=0.8, with_entropy=True)
+    logprobs, entropies, *_ = lm.score(pack(_sequences()), temperature=0.8, needs=ENTROPY)
     assert entropies is not None
     torch.testing.assert_close(logprobs, expected[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropies, expected[1], rtol=1e-5, atol=1e-5)
@@ -105,6 +108,53 @@ def test_scores_and_gradients_are_those_of_a_plain_forward_pass(kind: str) -> No
     assert lm.packed == KINDS[kind][0]
     assert lm.chunked
     _check(model, lm, expected, gradients)
+
+
+def _terms(log_softmax: torch.Tensor, tokens: slice | torch.Tensor) -> torch.Tensor:
+    return log_softmax.exp().square().sum(-1) * torch.arange(200.0)[tokens]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "own head"])
+def test_what_else_a_loss_asks_for_is_that_of_a_plain_forward_pass(kind: str) -> None:
+    """Packed, padded, and by the model's own forward pass."""
+    model, scored = (_model("llama" if kind == "own head" else kind) for _ in range(2))
+    if kind == "own head":
+        for each in (model, scored):
+            each.set_output_embeddings(torch.nn.Sequential(each.lm_head))
+    lm = _quietly(scored)
+    needs = OutputNeeds(top_logprobs=3, log_softmax=True, hidden_states=lm.chunked)
+    scores = lm.score(pack(_sequences()), temperature=0.8, needs=needs, terms=_terms)
+    plain, below = [], []
+    for sequence in _sequences():
+        output = model(
+            input_ids=torch.tensor(sequence.tokens)[None],
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        trained = torch.tensor(sequence.loss_mask)[1:]
+        plain.append((output.logits[0, :-1] / 0.8).log_softmax(-1)[trained])
+        below.append(output.hidden_states[-1][0, :-1][trained])
+    log_p = torch.cat(plain)
+    top = log_p.topk(3)
+    assert scores.top_logprobs is not None
+    assert scores.terms is not None
+    assert torch.equal(scores.top_tokens, top.indices)  # type: ignore[arg-type]
+    expected = [top.values, _terms(log_p, slice(0, len(log_p)))]
+    actual = [scores.top_logprobs, scores.terms]
+    if lm.chunked:
+        assert scores.hidden_states is not None
+        expected, actual = [*expected, torch.cat(below)], [*actual, scores.hidden_states]
+    else:
+        with pytest.raises(UsageError, match="hidden_states or values"):
+            lm.score(pack(_sequences()), needs=OutputNeeds(hidden_states=True))
+    gradients = []
+    for owner, values in ((model, expected), (scored, actual)):
+        gradients.append(_gradients(owner, sum(value.sum() for value in values)))  # type: ignore[arg-type]
+    for one, other in zip(expected, actual, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=5e-5)
 
 
 def test_a_model_with_a_head_of_its_own_is_run_as_it_is() -> None:
@@ -139,7 +189,7 @@ def test_padding_can_be_chosen() -> None:
 
 def test_nothing_trained_gives_nothing() -> None:
     batch: PackedBatch = pack([TrainSequence([1, 2], [False, False])])
-    logprobs, entropies = _quietly(_model("qwen3")).score(batch, with_entropy=True)
+    logprobs, entropies, *_ = _quietly(_model("qwen3")).score(batch, needs=ENTROPY)
     assert logprobs.shape == (0,)
     assert logprobs.requires_grad
     assert entropies is not None
@@ -188,7 +238,7 @@ def test_frequencies_that_depend_on_length_are_those_of_each_sequence(
     gradients = _gradients(model, (expected * expected.detach()).sum())
     scored = CausalLM(model, packed=packed)
     assert scored.packed == packed
-    actual, entropy = scored.score(pack(sequences), temperature=0.7, with_entropy=True)
+    actual, entropy, *_ = scored.score(pack(sequences), temperature=0.7, needs=ENTROPY)
     assert entropy is not None
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)

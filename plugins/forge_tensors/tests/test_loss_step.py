@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core import LossBatch, LossOutput, RunFailed, TrainingSection, UsageError
+from forge_core import LossBatch, LossOutput, ModelOutputs, RunFailed, TrainingSection, UsageError
 from forge_tensors.loss_step import LossSums, run_loss
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.mismatch import add_mismatch
@@ -16,7 +16,7 @@ class Returns:
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def __call__(self, logprobs: object, batch: object, entropy: object) -> object:
+    def __call__(self, logprobs: object, batch: object, outputs: object) -> object:
         if isinstance(self.value, Exception):
             raise self.value
         return self.value
@@ -37,13 +37,13 @@ def _batch() -> LossBatch:
 )
 def test_a_loss_that_returns_something_else_is_named(value: object, message: str) -> None:
     with pytest.raises(RunFailed, match=f"loss Returns: .*{message}"):
-        run_loss(Returns(value), torch.zeros(2), _batch(), None)  # type: ignore[arg-type]
+        run_loss(Returns(value), torch.zeros(2), _batch(), ModelOutputs())  # type: ignore[arg-type]
 
 
 def test_a_field_that_lacks_is_named() -> None:
     batch = LossBatch(torch.zeros(0), 0, {"other": torch.zeros(0)})
     with pytest.raises(UsageError, match=r"'weights'.*it gives: other"):
-        run_loss(lambda _, given, __: given.field("weights"), torch.zeros(0), batch, None)
+        run_loss(lambda _, given, __: given.field("weights"), torch.zeros(0), batch, ModelOutputs())
 
 
 def test_metrics_add_up_to_one_mean() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 import pytest
 import torch
 
-from forge_core import Loss, LossBatch, LossOutput, Selection
+from forge_core import Loss, LossBatch, LossOutput, ModelOutputs, Selection
 from forge_testing.conformance.loss import LossConformance, Rows
 from forge_testing.context import select
 
@@ -19,7 +20,7 @@ class Dpo:
     log ratios to the reference over a sequence (arXiv:2305.18290, eq. 7)."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         if batch.group is None:
             raise ValueError("sequences come without the pairs that they belong to")
@@ -43,6 +44,7 @@ class TestDpo(LossConformance):
     def make_rows(self, needs: Set[str]) -> Rows:
         rows = super().make_rows(needs)
         signs = [
-            torch.full_like(row, 1.0 if i < 2 else -1.0) for i, row in enumerate(rows.logprobs)
+            torch.full_like(row, 1.0 if i < 2 else -1.0)
+            for i, row in enumerate(rows.policy["logprobs"])
         ]
-        return Rows(rows.logprobs, rows.entropy, {**rows.fields, "chosen": signs}, group=rows.group)
+        return replace(rows, fields={**rows.fields, "chosen": signs})

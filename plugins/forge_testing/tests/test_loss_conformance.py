@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core import LossBatch, LossOutput, Selection
+from forge_core import LossBatch, LossOutput, ModelOutputs, Selection
 from forge_testing.conformance.loss import LossConformance, Rows
 from forge_testing.context import select
 
@@ -18,11 +18,10 @@ class Weighted:
     """A right loss: weighted cross-entropy with an entropy bonus."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
-        assert entropy is not None
         weights = batch.field("weights")
-        total = -(weights * logprobs).sum() - 0.1 * entropy.sum()
+        total = -(weights * logprobs).sum() - 0.1 * outputs.entropy.sum()
         return LossOutput(
             total, weights.sum(), {"nll": (-logprobs.detach().sum(), logprobs.numel())}
         )
@@ -36,7 +35,7 @@ class TestWeighted(LossConformance):
 
 class Mean(Weighted):
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         return LossOutput(-(batch.field("weights") * logprobs).mean(), 1.0)
 
@@ -45,7 +44,7 @@ class Normalizes(Weighted):
     """Whitens a field over whatever happens to be in the micro-batch."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         weights = batch.field("weights")
         return LossOutput(-((weights - weights.mean()) * logprobs).sum(), logprobs.numel())
@@ -53,7 +52,7 @@ class Normalizes(Weighted):
 
 class Detached(Weighted):
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         factor = logprobs.detach().exp()
         return LossOutput(-(factor * batch.field("weights") * logprobs).sum(), logprobs.numel())

@@ -61,7 +61,7 @@ def test_what_is_opted_out_is_skipped_with_its_reason(pytester: pytest.Pytester)
         from forge_testing.context import select
 
         class Constant:
-            def __call__(self, logprobs, batch, entropy):
+            def __call__(self, logprobs, batch, outputs):
                 return LossOutput(sum=logprobs.sum(), count=1)
 
         class TestMine(LossConformance):

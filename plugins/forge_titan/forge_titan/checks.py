@@ -3,7 +3,7 @@ nothing heavy."""
 
 from __future__ import annotations
 
-from forge_core import BuildContext, Location, PluginError
+from forge_core import BuildContext, Location, PluginError, UsageError
 from forge_local.devices import computes_on_cuda
 from forge_tensors.precision import bfloat16_weights
 from forge_titan.degrees import check_degrees
@@ -24,7 +24,14 @@ def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None
     """
     require_torchtitan()
     check_model(context.model)
-    check_degrees(context)
+    degrees = check_degrees(context)
+    if context.loss is not None and degrees.tensor > 1:
+        whole = {"top_logprobs", "log_softmax"} & context.loss.outputs.names
+        if whole:
+            raise UsageError(
+                f"distributed.tensor_parallel_degree: loss {context.loss.name!r} needs "
+                f"{', '.join(sorted(whole))}, and no rank has the whole vocabulary; use 1"
+            )
 
 
 def trainer_cautions(settings: TitanTrainerSettings, context: BuildContext) -> list[str]:

@@ -101,11 +101,11 @@ def all_reduce_scores(
     Every rank goes backward from the same loss, so a score's gradient stays with its rank.
 
     Args:
-        scores: of this rank. [n]
+        scores: of this rank. [n] or [n, K]
         indices: where they belong. [n]
         count: of all. N
     """
-    whole = scores.new_zeros(count).index_copy(0, indices, scores)
+    whole = scores.new_zeros(count, *scores.shape[1:]).index_copy(0, indices, scores)
     summed: torch.Tensor = _Sum.apply(whole, ranks.mesh("cp").get_group())  # type: ignore[no-untyped-call]
     return summed
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from forge_tensors.logprobs import LogitShape, chunk_bytes_on, token_logprobs
+from forge_core import OutputNeeds
+from forge_tensors.logprobs import LogitShape, Scores, Terms, chunk_bytes_on, token_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
 from forge_titan.torchtitan_api import Linear
 
@@ -31,24 +32,28 @@ class LogprobHead(Linear):  # type: ignore[misc]
         hidden: torch.Tensor,
         targets: torch.Tensor,
         temperature: float,
-        with_entropy: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logprobs, and entropies if asked for, of N tokens.
+        needs: OutputNeeds,
+        terms: Terms | None,
+    ) -> Scores:
+        """Logprobs of N tokens, and what else is asked for.
 
         Args:
             hidden: output of the final norm where each token is predicted. [N, H]
             targets: the tokens. [N] int64
             temperature: logits are divided by it.
-            with_entropy: of the next-token distributions, in nats.
+            needs: what else to give; where the vocabulary lies over ranks, ``entropy`` and
+                ``hidden_states`` only.
+            terms: what to make of the log-probabilities of the vocabulary, where it is whole; None:
+                nothing.
 
         Returns:
-            logprobs [N] and entropies [N] or None, in float32.
+            float32; hidden states as they are.
         """
         weight = self.weight
         if isinstance(weight, DTensor):  # its vocabulary lies over the ranks of tensor parallelism
             mesh = weight.device_mesh
             rows = -(-weight.shape[0] // mesh.size())
-            return sharded_token_logprobs(
+            logprobs, entropy = sharded_token_logprobs(
                 hidden,
                 weight.to_local(),
                 targets,
@@ -56,12 +61,14 @@ class LogprobHead(Linear):  # type: ignore[misc]
                 group=mesh.get_group(),
                 chunk=max(1, chunk_bytes_on(hidden.device) // (4 * rows)),
                 temperature=temperature,
-                with_entropy=with_entropy,
+                with_entropy=needs.entropy,
             )
+            return Scores(logprobs, entropy, hidden_states=hidden if needs.hidden_states else None)
         return token_logprobs(
             hidden,
             weight,
             targets,
             shape=LogitShape(temperature=temperature),
-            with_entropy=with_entropy,
+            needs=needs,
+            terms=terms,
         )

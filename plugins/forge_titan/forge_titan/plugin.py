@@ -20,6 +20,7 @@ TRAINER = TrainerComponent(
     cautions=trainer_cautions,
     memory=trainer_memory,
     location=trainer_location,
+    gives={"top_logprobs", "log_softmax", "hidden_states"},
     summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
 )
 

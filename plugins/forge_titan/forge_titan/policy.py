@@ -11,10 +11,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from forge_core import DistributedSection, UsageError
+from forge_core import DistributedSection, OutputNeeds, UsageError
 from forge_tensors import attention
 from forge_tensors.batch import PackedBatch
 from forge_tensors.compilation import missing_for_compilation
+from forge_tensors.logprobs import NOTHING, Scores, Terms, Tokens
 from forge_tensors.rows import gather_rows
 from forge_titan import cpu
 from forge_titan.context_parallel import all_reduce_scores, local_targets, split_batch
@@ -34,8 +35,8 @@ from forge_titan.torchtitan_api import (
     set_spmd_backend,
 )
 
-Read = Callable[[int, torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""(index of a batch, its logprobs, its entropies) -> what to go backward from."""
+Read = Callable[[int, Scores], torch.Tensor]
+"""(index of a batch, its scores) -> what to go backward from."""
 
 
 class Policy:
@@ -126,27 +127,29 @@ class Policy:
         *,
         train: bool,
         temperature: float = 1.0,
-        with_entropy: bool = False,
+        needs: OutputNeeds = NOTHING,
+        terms: Sequence[Terms | None] = (),
     ) -> None:
         """Score batches, and train on what is read from their scores. A collective.
 
         Args:
             batches: on the model's device; equally many on every rank.
-            read: takes the logprobs of the N trained tokens of a batch and, if asked for, the
-                entropies of their next-token distributions in nats, in float32; called in order,
-                on the ranks that have the head.
+            read: takes the logprobs of the N trained tokens of a batch and what else is asked
+                for, in float32; called in order, on the ranks that have the head.
             train: go backward from what ``read`` returns; gradients add up.
             temperature: logits are divided by it.
-            with_entropy: whether ``read`` wants entropies.
+            needs: what ``read`` wants beside logprobs (``LogprobHead``).
+            terms: what to make of each batch's log-probabilities of the vocabulary; none: nothing.
         """
+        made = terms or [None] * len(batches)
 
         def score(index: int, hidden: torch.Tensor) -> torch.Tensor:
             batch = batches[index]
             rows = gather_rows(local(hidden)[0], batch.targets - 1)
-            scores = self.parts[-1].lm_head(
-                rows, batch.tokens[batch.targets], temperature, with_entropy
+            targets = batch.tokens[batch.targets]
+            return read(
+                index, self.parts[-1].lm_head(rows, targets, temperature, needs, made[index])
             )
-            return read(index, *scores)
 
         if self._pipeline is not None and batches:
             self._pipeline.run(batches, score, train=train)
@@ -155,7 +158,8 @@ class Policy:
         for index, batch in enumerate(batches):
             with torch.set_grad_enabled(train):
                 if split:
-                    result = read(index, *self._score_split(batch, temperature, with_entropy))
+                    scores = self._score_split(batch, temperature, needs, made[index])
+                    result = read(index, scores)
                 else:
                     result = score(index, self._hidden(batch))
             if train:
@@ -171,26 +175,27 @@ class Policy:
         return hidden
 
     def _score_split(
-        self, batch: PackedBatch, temperature: float, with_entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, batch: PackedBatch, temperature: float, needs: OutputNeeds, terms: Terms | None
+    ) -> Scores:
         """Scores of a batch of whose tokens this rank runs a part."""
         (model,) = self.parts
         part = split_batch(batch, self.ranks, self.window)
         hidden = local(model(part.tokens, positions=part.positions, attention_masks=part.mask))
         indices, rows = local_targets(part.places, batch.targets - 1)
-        scores = model.lm_head(
+
+        def theirs(log_softmax: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+            assert terms is not None
+            return terms(log_softmax, indices[tokens])
+
+        scores: Scores = model.lm_head(
             gather_rows(hidden[0], rows),
             batch.tokens[batch.targets[indices]],
             temperature,
-            with_entropy,
+            needs,
+            None if terms is None else theirs,
         )
         count = batch.targets.numel()
-        logprobs, entropy = (
-            None if mine is None else all_reduce_scores(mine, indices, count, self.ranks)
-            for mine in scores
-        )
-        assert logprobs is not None
-        return logprobs, entropy
+        return scores.map(lambda mine: all_reduce_scores(mine, indices, count, self.ranks))
 
     def release(self) -> None:
         """End forward passes that no backward pass follows, for FSDP waits for one.

@@ -14,6 +14,7 @@ from forge_core import (
     BuildContext,
     FloatArray,
     Loss,
+    OutputNeeds,
     RunFailed,
     StepResult,
     TrainSequence,
@@ -27,6 +28,7 @@ from forge_tensors.batch import pack
 from forge_tensors.finite import first_not_finite
 from forge_tensors.float32 import set_float32
 from forge_tensors.limits import check_sequences
+from forge_tensors.logprobs import Scores
 from forge_tensors.loss_step import LossStep
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.schedule import learning_rate
@@ -68,7 +70,7 @@ class TitanTrainer:
         self.folder = context.model.path
         self.dtype: torch.dtype = getattr(torch, context.model.dtype)
         self._loss: Loss | None = context.loss.build(context) if context.loss else None
-        self._with_entropy = context.loss is not None and "entropy" in context.loss.needs
+        self._needs = context.loss.outputs if context.loss else OutputNeeds()
         self._transport: Transport | None = (
             context.transport.build(context) if context.transport else None
         )
@@ -93,7 +95,7 @@ class TitanTrainer:
     ) -> StepResult:
         if self._loss is None:
             raise UsageError("loss.use: trainer titan was built without a loss and cannot train")
-        step = LossStep(self._loss, self.ranks.device)
+        step = LossStep(self._loss, self.ranks.device, self._needs)
         rate = float(self.schedulers.schedulers[0].get_last_lr()[0])
         sequences = self._checked(micro_batches)
         passes = self._passes(micro_batches)
@@ -101,14 +103,22 @@ class TitanTrainer:
             passes = [p for p in passes if any(sequences[i].loss_mask.any() for i in p)]
         batches = [pack([sequences[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
 
-        def read(index: int, logprobs: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
+        def read(index: int, scores: Scores) -> torch.Tensor:
             if not passes[index]:
-                return logprobs.sum()
-            return step.add(logprobs, batches[index].loss_batch, entropy)
+                return scores.logprobs.sum()
+            return step.add(scores, batches[index].loss_batch)
 
         try:
             self.policy.run(
-                batches, read, train=True, temperature=temperature, with_entropy=self._with_entropy
+                batches,
+                read,
+                train=True,
+                temperature=temperature,
+                needs=self._needs,
+                terms=[
+                    step.terms(batch.loss_batch) if mine else None
+                    for mine, batch in zip(passes, batches, strict=True)
+                ],
             )
             total, count, means = self._over_ranks(step)
             norm = self._update(total, count)
@@ -143,10 +153,10 @@ class TitanTrainer:
         batches = [pack([bare[i] for i in p] or [EMPTY], self.ranks.device) for p in passes]
         found: dict[int, FloatArray] = {}
 
-        def read(index: int, values: torch.Tensor, entropy: torch.Tensor | None) -> torch.Tensor:
-            rows = batches[index].rows(values)
+        def read(index: int, scores: Scores) -> torch.Tensor:
+            rows = batches[index].rows(scores.logprobs)
             found.update(zip(passes[index], rows, strict=False))
-            return values
+            return scores.logprobs
 
         model.run(batches, read, train=False, temperature=temperature)
         if batches:

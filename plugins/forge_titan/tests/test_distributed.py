@@ -12,21 +12,30 @@ import torch
 from forge_core import (
     BuildContext,
     DistributedSection,
+    Loss,
+    LossBatch,
     LossComponent,
+    LossOutput,
+    ModelOutputs,
     ModelSection,
     Selection,
     TrainingSection,
     TrainSequence,
+    UsageError,
 )
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_models.folder import load_model, materialize
 from forge_sft.plugin import forge_losses as sft_losses
+from forge_testing.conformance.trainer import Sharpens, Shrinks, Smooths
+from forge_testing.context import select
 from forge_testing.policies import policy_init
 from forge_testing.ranks import RankError, RankPool, Together
+from forge_titan.checks import check_trainer
 from forge_titan.plugin import TRAINER
 from forge_titan.settings import TitanTrainerSettings
 
 STEPS = 20
+FIELDS = ("advantages", "sampler_logprobs")
 LOSSES: dict[str, LossComponent] = {
     component.name: component for component in (*sft_losses(), *grpo_losses())
 }
@@ -68,18 +77,22 @@ def make_model(folder: Path, architecture: str, layers: int = 2) -> Path:
 def build(
     pool: RankPool,
     folder: Path,
-    loss: str,
+    loss: str | Selection[Loss],
     layout: dict[str, Any],
     ranks: int = 2,
     **training: Any,
 ) -> Together:
-    component = LOSSES[loss]
-    settings = {"kl_coef": 0.1, "entropy_coef": 0.01} if loss == "grpo" else {}
+    if isinstance(loss, str):
+        component = LOSSES[loss]
+        settings = {"kl_coef": 0.1, "entropy_coef": 0.01} if loss == "grpo" else {}
+        loss = Selection(
+            family="loss", component=component, settings=component.settings(**settings)
+        )
     context = BuildContext(
         model=ModelSection(path=folder),
         training=TRAINING.model_copy(update=training),
         distributed=DistributedSection(**layout),
-        loss=Selection(family="loss", component=component, settings=component.settings(**settings)),
+        loss=loss,
     )
     trainer = Selection(
         family="trainer", component=TRAINER, settings=TitanTrainerSettings(device="cpu")
@@ -272,3 +285,52 @@ async def test_schedules_of_a_pipeline(
     for row, other in zip(await trainer.logprobs(sequences), rows, strict=True):
         assert row == pytest.approx(other, abs=1e-3)  # after two large steps
     await trainer.close()
+
+
+class Everything(Smooths):
+    """Asks for all that several ranks can give, wherever no rank has a part of the vocabulary."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
+    ) -> LossOutput:
+        parts = [loss(logprobs, batch, outputs) for loss in (super().__call__, *OTHERS)]
+        return LossOutput(sum((part.sum for part in parts), torch.zeros(())), parts[0].count)
+
+
+OTHERS = (Sharpens(), Shrinks())
+EVERYTHING = select(
+    "loss",
+    lambda settings, context: Everything(),
+    needs={*FIELDS, "top_logprobs:5", "log_softmax", "hidden_states"},
+)
+SHRINKS = select("loss", lambda settings, context: Shrinks(), needs={*FIELDS, "hidden_states"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_two_ranks_give_a_loss_what_one_does(
+    ranks: RankPool, model: Path, alone: dict[str, Any], layout: str
+) -> None:
+    name, loss = ("shrinks", SHRINKS) if layout == "tensor" else ("everything", EVERYTHING)
+    if name not in alone:
+        single = build(ranks, model, loss, {}, ranks=1)
+        alone[name] = await losses(single, last=3)
+        await single.close()
+    trainer = build(ranks, model, loss, LAYOUTS[layout])
+    assert_same(await losses(trainer, last=3), alone[name])
+    await trainer.close()
+
+
+def test_what_no_rank_can_give_is_refused(model: Path) -> None:
+    context = BuildContext(
+        model=ModelSection(path=model),
+        training=TRAINING,
+        distributed=DistributedSection(**LAYOUTS["tensor"]),
+        loss=EVERYTHING,
+        world_size=2,
+    )
+    with pytest.raises(UsageError) as refused:
+        check_trainer(TitanTrainerSettings(device="cpu"), context)
+    assert str(refused.value) == (
+        "distributed.tensor_parallel_degree: loss 'mine' needs log_softmax, top_logprobs, and no "
+        "rank has the whole vocabulary; use 1"
+    )

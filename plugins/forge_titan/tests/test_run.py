@@ -45,11 +45,11 @@ class Mishap:
         self._loss, self._rank, self._happen = loss, rank, happen
         self._calls = 0
 
-    def __call__(self, logprobs: Any, batch: Any, entropy: Any) -> Any:
+    def __call__(self, logprobs: Any, batch: Any, outputs: Any) -> Any:
         self._calls += 1
         if self._calls == 2 and self._rank == 1:
             self._happen()
-        return self._loss(logprobs, batch, entropy)
+        return self._loss(logprobs, batch, outputs)
 
 
 def build_raising(settings: Settings, context: BuildContext) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput, ModelOutputs
 from forge_grpo.losses.primitives import (
     bounded,
     clip_metrics,
@@ -32,7 +32,7 @@ class Grpo:
         self.settings = settings
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         settings = self.settings
         advantages = batch.field("advantages")
@@ -45,8 +45,7 @@ class Grpo:
             objective = objective - settings.kl_coef * kl
             metrics["kl"] = (kl.detach().sum(), count)
         if settings.entropy_coef > 0:
-            assert entropy is not None
+            entropy = outputs.entropy
             objective = objective + settings.entropy_coef * entropy
-        if entropy is not None:
             metrics["entropy"] = (entropy.detach().sum(), count)
         return output(objective, batch, settings.aggregate, metrics, ratio_maxima(ratio))

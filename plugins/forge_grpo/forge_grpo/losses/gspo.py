@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput, ModelOutputs
 from forge_grpo.losses.primitives import (
     bounded,
     clip_metrics,
@@ -25,7 +25,7 @@ class Gspo:
         self.settings = settings
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         log_ratio, counts = sequence_means(logprobs - batch.field("sampler_logprobs"), batch)
         advantages, _ = sequence_means(batch.field("advantages"), batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forge_core import LossBatch, LossOutput
+from forge_core import LossBatch, LossOutput, ModelOutputs
 from forge_grpo.losses.primitives import output
 from forge_grpo.settings import ReinforceSettings
 
@@ -16,7 +16,7 @@ class Reinforce:
         self.settings = settings
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         objective = batch.field("advantages") * logprobs
         return output(objective, batch, self.settings.aggregate, {})

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,10 +32,12 @@ from forge_core import (
     Loss,
     LossBatch,
     LossOutput,
+    ModelOutputs,
     ModelSection,
     RunFailed,
     Selection,
     Settings,
+    TopLogprobs,
     Trainer,
     TrainingSection,
     TrainSequence,
@@ -133,6 +136,24 @@ class TrainerConformance(Suite):
             assert result.tokens == results[0].tokens == sum(len(s.tokens) for s in sequences)
             assert result.trained_tokens == sum(sum(s.loss_mask) for s in sequences)
 
+    @pytest.mark.parametrize("output", ["top_logprobs", "log_softmax", "hidden_states"])
+    async def test_losses_get_what_they_ask_of_the_policy(
+        self, selection: Selection[Trainer], make: MakeTrainer, model_folder: Path, output: str
+    ) -> None:
+        if output not in selection.gives:
+            pytest.skip(f"the trainer gives no {output}")
+        loss = LOSSES[output].build(bare_context())
+        sequences = make_sequences(model_folder)
+        plain = PlainLoop(model_folder, loss)
+        expected_loss, expected_norm = plain.step(sequences, RATES[0], temperature=0.7)
+        for size in (8, 3, 1):
+            trainer = await make(output)
+            parts = [sequences[i : i + size] for i in range(0, len(sequences), size)]
+            result = await trainer.train_step(parts, temperature=0.7)
+            assert result.loss == pytest.approx(expected_loss, rel=1e-5)
+            assert result.grad_norm == pytest.approx(expected_norm, rel=1e-5)
+            assert _distance(await _weights(trainer), plain.weights) < 1e-4
+
     async def test_sequences_that_belong_together_are_not_parted(
         self, make: MakeTrainer, model_folder: Path
     ) -> None:
@@ -159,7 +180,7 @@ class TrainerConformance(Suite):
         rows = await trainer.logprobs(sequences, temperature=0.7)
         for sequence, row in zip(sequences, rows, strict=True):
             assert len(row) == len(sequence.tokens)
-            expected = plain.logprobs(sequence, temperature=0.7)[0].tolist()
+            expected = plain.scores(sequence, temperature=0.7).logprobs.tolist()
             trained = list(itertools.compress(row, sequence.loss_mask))
             assert trained == pytest.approx(expected, abs=1e-5)
             others = itertools.compress(row, [not is_trained for is_trained in sequence.loss_mask])
@@ -429,6 +450,19 @@ def make_sequences(folder: Path, seed: int = 0, trap: bool = False) -> list[Trai
     return sequences
 
 
+TOP = 5
+"""Tokens that the loss ``top_logprobs`` asks for."""
+
+
+@dataclass(frozen=True)
+class PlainScores:
+    """Of n trained tokens: logprobs [n], the vocabulary's [n, V], and hidden states [n, H]."""
+
+    logprobs: torch.Tensor
+    log_softmax: torch.Tensor
+    hidden_states: torch.Tensor
+
+
 class PlainLoop:
     """What a person would write: one sequence at a time, whole logits, autograd, AdamW.
 
@@ -453,22 +487,25 @@ class PlainLoop:
     def weights(self) -> Weights:
         return dict(self.model.state_dict())
 
-    def logprobs(
-        self, sequence: TrainSequence, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies of the trained tokens of one sequence."""
+    def scores(self, sequence: TrainSequence, temperature: float) -> PlainScores:
+        """Of the trained tokens of one sequence."""
         tokens = torch.tensor(sequence.tokens).long()
-        logits = self.model(input_ids=tokens[None], use_cache=False).logits[0, :-1] / temperature
-        log_p = torch.log_softmax(logits, -1)
+        output = self.model(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
         trained = torch.tensor(sequence.loss_mask)[1:]
-        entropy = -(log_p.exp() * log_p).sum(-1)
-        return log_p.gather(1, tokens[1:, None])[:, 0][trained], entropy[trained]
+        log_p = torch.log_softmax(output.logits[0, :-1] / temperature, -1)
+        return PlainScores(
+            log_p.gather(1, tokens[1:, None])[:, 0][trained],
+            log_p[trained],
+            output.hidden_states[-1][0, :-1][trained],
+        )
 
     def step(
         self, sequences: Sequence[TrainSequence], rate: float, temperature: float
     ) -> tuple[float, float]:
         """One optimizer step; loss and norm of the gradient."""
-        logprobs, entropies = zip(*(self.logprobs(s, temperature) for s in sequences), strict=True)
+        scores = [self.scores(sequence, temperature) for sequence in sequences]
+        logprobs = [each.logprobs for each in scores]
+        log_p = torch.cat([each.log_softmax for each in scores])
         masks = [torch.tensor(s.loss_mask) for s in sequences]
         fields = {
             name: torch.cat(
@@ -483,7 +520,15 @@ class PlainLoop:
         numbers = [index if s.group is None else s.group for index, s in enumerate(sequences)]
         groups, count = torch.tensor(numbers), max(numbers) + 1
         batch = LossBatch(torch.cat(owners), len(sequences), fields, groups, count)
-        output = self.loss(torch.cat(logprobs), batch, torch.cat(entropies))
+        top = log_p.topk(TOP)
+        outputs = {
+            "entropy": -(log_p.exp() * log_p).sum(-1),
+            "top_logprobs": TopLogprobs(top.indices, top.values),
+            "hidden_states": torch.cat([each.hidden_states for each in scores]),
+        }
+        if hasattr(self.loss, "terms"):
+            outputs["terms"] = self.loss.terms(log_p, batch)
+        output = self.loss(torch.cat(logprobs), batch, ModelOutputs(outputs))
         loss = output.sum / output.count
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -498,7 +543,7 @@ class Nll:
     """Cross-entropy."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         nll = -logprobs.sum()
         return LossOutput(nll, logprobs.numel(), {"nll": (nll.detach(), logprobs.numel())})
@@ -508,14 +553,51 @@ class Clipped:
     """PPO's clipped objective with an entropy bonus: uses fields, ratios and entropy."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
-        assert entropy is not None
         ratio = (logprobs - batch.field("sampler_logprobs")).exp()
         advantages = batch.field("advantages")
         objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-        total = -(objective + 0.1 * entropy).sum()
+        total = -(objective + 0.1 * outputs.entropy).sum()
         return LossOutput(total, logprobs.numel(), {"ratio": (ratio.detach().sum(), ratio.numel())})
+
+
+class Sharpens:
+    """Weighs the most probable tokens, each by its place and the advantage."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
+    ) -> LossOutput:
+        top = outputs.top_logprobs
+        weights = 1.0 / (1 + torch.arange(top.logprobs.shape[1], device=logprobs.device))
+        odd = 1.0 + top.tokens % 2  # it depends on which tokens they are
+        each = (top.logprobs * odd * weights).sum(-1) * batch.field("advantages")
+        return LossOutput(-(each + logprobs).sum(), logprobs.numel())
+
+
+class Smooths:
+    """Pulls whole distributions towards the uniform one, and towards little entropy."""
+
+    def terms(self, log_softmax: torch.Tensor, batch: LossBatch) -> torch.Tensor:
+        entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+        even = -log_softmax.mean(-1) * batch.field("sampler_logprobs").abs()
+        return torch.stack([even, entropy * batch.field("advantages")], -1)
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
+    ) -> LossOutput:
+        even, entropy = outputs.terms.unbind(-1)
+        return LossOutput((0.1 * even - entropy - logprobs).sum(), logprobs.numel())
+
+
+class Shrinks:
+    """Makes hidden states small."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
+    ) -> LossOutput:
+        size = outputs.hidden_states.float().square().mean(-1) * batch.field("advantages").abs()
+        return LossOutput((size - logprobs).sum(), logprobs.numel())
 
 
 class Pairs:
@@ -523,7 +605,7 @@ class Pairs:
     difference of their logprobs, as in DPO (arXiv:2305.18290, eq. 7) without a reference."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         assert batch.group is not None
         alone = batch.group.bincount(minlength=batch.num_groups) != 2
@@ -538,7 +620,7 @@ class NotANumber(Nll):
     """NaN where the trap is set."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         trap = torch.where(batch.field("trap") > 0, torch.nan, 1.0)
         return LossOutput(-(trap * logprobs).sum(), logprobs.numel())
@@ -548,7 +630,7 @@ class Steep(Nll):
     """Finite, with an infinite gradient where the trap is set: the root of zero."""
 
     def __call__(
-        self, logprobs: torch.Tensor, batch: LossBatch, entropy: torch.Tensor | None
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
     ) -> LossOutput:
         zeros = (logprobs - logprobs.detach())[batch.field("trap") > 0]
         return LossOutput(zeros.sqrt().sum() - logprobs.sum(), logprobs.numel())
@@ -563,6 +645,19 @@ LOSSES: dict[str, Selection[Loss]] = {
     ),
     "nan": select("loss", lambda settings, context: NotANumber(), needs={"trap"}),
     "steep": select("loss", lambda settings, context: Steep(), needs={"trap"}),
+    "top_logprobs": select(
+        "loss",
+        lambda settings, context: Sharpens(),
+        needs={"advantages", f"top_logprobs:{TOP}"},
+    ),
+    "log_softmax": select(
+        "loss",
+        lambda settings, context: Smooths(),
+        needs={"advantages", "sampler_logprobs", "log_softmax"},
+    ),
+    "hidden_states": select(
+        "loss", lambda settings, context: Shrinks(), needs={"advantages", "hidden_states"}
+    ),
     "pairs": select("loss", lambda settings, context: Pairs(), needs={"chosen"}),
 }
 

@@ -16,6 +16,7 @@ from forge_core import (
     BuildContext,
     FloatArray,
     Loss,
+    OutputNeeds,
     RunFailed,
     StepResult,
     TrainSequence,
@@ -67,7 +68,7 @@ class TorchTrainer:
         self.steps_done = 0
         self._mixed = context.distributed.precision == "bf16"
         self._loss: Loss | None = context.loss.build(context) if context.loss else None
-        self._with_entropy = context.loss is not None and "entropy" in context.loss.needs
+        self._needs = context.loss.outputs if context.loss else OutputNeeds()
         self._transport: Transport | None = (
             context.transport.build(context) if context.transport else None
         )
@@ -94,17 +95,20 @@ class TorchTrainer:
     ) -> StepResult:
         if self._loss is None:
             raise UsageError("loss.use: trainer torch was built without a loss and cannot train")
-        step = LossStep(self._loss, self.device)
+        step = LossStep(self._loss, self.device, self._needs)
         tokens = trained_tokens = 0
         rate = learning_rate(self.training, self.steps_done)
         try:
             for sequences in self._split(micro_batches):
                 batch = pack(sequences, self.device)
                 with self._precision():
-                    logprobs, entropy = self.policy.score(
-                        batch, temperature=temperature, with_entropy=self._with_entropy
+                    scores = self.policy.score(
+                        batch,
+                        temperature=temperature,
+                        needs=self._needs,
+                        terms=step.terms(batch.loss_batch),
                     )
-                objective = step.add(logprobs, batch.loss_batch, entropy)
+                objective = step.add(scores, batch.loss_batch)
                 if objective.requires_grad:
                     torch.autograd.backward(objective)
                 tokens += batch.tokens.numel()
@@ -136,8 +140,8 @@ class TorchTrainer:
         for part in self._split([sequences]):
             batch = pack([TrainSequence(s.tokens, s.loss_mask) for s in part], self.device)
             with torch.no_grad(), self._precision():
-                values, _ = model.score(batch, temperature=temperature)
-            rows += batch.rows(values)
+                scores = model.score(batch, temperature=temperature)
+            rows += batch.rows(scores.logprobs)
         return rows
 
     async def hold_reference(self) -> None:

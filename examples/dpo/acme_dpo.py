@@ -108,16 +108,12 @@ def forge_losses():
     )
 
 
-def build_dpo(settings):
-    return Dpo()
-
-
 @hookimpl
 def forge_recipes():
     yield RecipeComponent(
         name="dpo",
         settings=Settings,
-        build=build_dpo,
+        build=Dpo,
         requires={"dataset", "trainer", "loss"},
         provides={"preference", "reference_logprobs"},
         defaults={"loss": {"use": "dpo"}, "training": {"batch_size": 8}},

@@ -39,16 +39,12 @@ class Rejection:
                     await stage.publish()
 
 
-def build(settings: RejectionSettings, context) -> Rejection:
-    return Rejection(settings)
-
-
 @hookimpl
 def forge_recipes():
     yield RecipeComponent(
         name="rejection",
         settings=RejectionSettings,
-        build=build,
+        build=Rejection,
         requires={"dataset", "rewards", "environment", "generator", "trainer", "loss"},
         defaults={"loss": {"use": "cross_entropy"}, "training": {"batch_size": 32}},
         summary="rejection sampling",

@@ -105,15 +105,12 @@ def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
                 objective = batch.field("advantages") * logprobs
                 return LossOutput(sum=-objective.sum(), count=logprobs.numel())
 
-        def build_mine(settings, context):
-            return Mine()
-
         @hookimpl
         def forge_losses():
             yield LossComponent(
                 name="mine",
                 settings=MineSettings,
-                build=build_mine,
+                build=Mine,
                 needs={"advantages"},
                 summary="policy gradient",
             )
@@ -134,19 +131,16 @@ def forge_rewards() -> Iterable[RewardComponent]:  # type: ignore[empty-body]
             limit: int = 20
 
         class Short:
-            def __init__(self, limit):
-                self.limit = limit
+            def __init__(self, settings):
+                self.limit = settings.limit
 
             def __call__(self, sample):
                 return float(len(sample.completion) <= self.limit)
 
-        def build_short(settings, context):
-            return Short(settings.limit)
-
         @hookimpl
         def forge_rewards():
             yield RewardComponent(
-                name="short", settings=ShortSettings, build=build_short, summary="1 if short"
+                name="short", settings=ShortSettings, build=Short, summary="1 if short"
             )
     """
 
@@ -168,22 +162,19 @@ def forge_environments() -> Iterable[EnvironmentComponent]:  # type: ignore[empt
             def __init__(self, task):
                 self.prompt = task.prompt
 
-            async def respond(self, completion):
+            async def respond(self, completion, finish_reason):
                 return None
 
         class Once:
             max_turns = 1
 
-            def start(self, task, seed):
+            async def start(self, task, seed):
                 return OnceInteraction(task)
-
-        def build_once(settings, context):
-            return Once()
 
         @hookimpl
         def forge_environments():
             yield EnvironmentComponent(
-                name="once", settings=OnceSettings, build=build_once, summary="one completion"
+                name="once", settings=OnceSettings, build=Once, summary="one completion"
             )
     """
 
@@ -237,13 +228,10 @@ def forge_recipes() -> Iterable[RecipeComponent]:  # type: ignore[empty-body]
                 async for step in stage.steps():
                     step.record({"loss": 0.0})
 
-        def build_count(settings, context):
-            return Count()
-
         @hookimpl
         def forge_recipes():
             yield RecipeComponent(
-                name="count", settings=CountSettings, build=build_count, summary="counts to three"
+                name="count", settings=CountSettings, build=Count, summary="counts to three"
             )
     """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forge_console.settings import ConsoleSettings
 from forge_console.view import make_view
+from forge_run.settings import JsonlSettings
 from forge_run.trackers.jsonl import JsonlTracker
 from forge_testing.demo import STAGES, replay
 
@@ -36,7 +37,7 @@ def main() -> None:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         replay(
-            [console, JsonlTracker(episodes=4)],
+            [console, JsonlTracker(JsonlSettings(episodes=4))],
             folder,
             step_seconds=options.seconds / steps,
             clock=WallClock(),

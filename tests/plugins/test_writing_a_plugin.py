@@ -24,6 +24,7 @@ from forge_core import (
     TrainingSection,
     UsageError,
 )
+from forge_core.contracts.target import call_build
 from forge_testing.command import run_as_process
 
 
@@ -65,7 +66,7 @@ def test_its_own_tests_pass(guide_package, installed_guide):
 
 def test_the_reward(acme_forge):
     concise = component(acme_forge, "reward", "concise")
-    reward = concise.build(concise.settings(limit=4), None)
+    reward = call_build(concise.build, concise.settings(limit=4), None)
     assert isinstance(reward, Reward)
     scores = [reward(RewardSample(Task("t", ""), "", "x" * length)) for length in (0, 4, 8)]
     assert scores == [1.0, 1.0, 0.5]
@@ -76,7 +77,7 @@ def test_the_loss(acme_forge):
 
     from forge_core import LossBatch, ModelOutputs
 
-    loss = component(acme_forge, "loss", "keep_good").build(None, None)
+    loss = call_build(component(acme_forge, "loss", "keep_good").build, None, None)
     assert isinstance(loss, Loss)
     fields = {"advantages": torch.tensor([2.0, -1.0, 0.0])}
     batch = LossBatch(sequence=torch.tensor([0, 0, 1]), num_sequences=2, fields=fields)

@@ -7,9 +7,11 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
-import acme_ppo
 import numpy as np
 import pytest
+from acme_ppo import plugin
+from acme_ppo.recipe import Ppo
+from acme_ppo.settings import PpoSettings
 
 from forge_core import Forge, RewardComponent, RunStopped, Settings, hookimpl
 from forge_testing.conformance.recipe import RecipeConformance
@@ -29,7 +31,7 @@ class Sevens:
         )
 
 
-PLUGINS = (acme_ppo, Sevens())
+PLUGINS = (plugin, Sevens())
 CONFIG = small_config(
     rewards={"sevens": {}},
     recipe={"use": "ppo", "mini_batches": 2, "epochs": 2},
@@ -75,7 +77,7 @@ def test_advantages_are_those_of_the_paper() -> None:
     """Against the sum of eq. 16, written out."""
     mask = np.array([False, True, True, False, True])
     values = [0.0, 0.5, 0.25, 0.0, -1.0]
-    recipe = acme_ppo.Ppo(acme_ppo.PpoSettings(discount=0.9, trace=0.8))
+    recipe = Ppo(PpoSettings(discount=0.9, trace=0.8))
     gains = recipe.advantages(SimpleNamespace(loss_mask=mask, reward=2.0), values)
     surprises = [0.9 * 0.25 - 0.5, 0.9 * -1.0 - 0.25, 2.0 + 1.0]
     expected = [
@@ -87,5 +89,5 @@ def test_advantages_are_those_of_the_paper() -> None:
 
 
 def test_its_config_can_be_run() -> None:
-    _, (steps,) = Forge(plugins=[acme_ppo]).check(Path(__file__).resolve().parents[1] / "ppo.yaml")
+    _, (steps,) = Forge(plugins=[plugin]).check(Path(__file__).resolve().parents[1] / "ppo.yaml")
     assert steps == 200

@@ -7,6 +7,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from forge_run.settings import JsonlSettings
 from forge_run.trackers.jsonl import JsonlTracker
 from forge_testing.demo import replay
 
@@ -14,7 +15,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "live_view_picture.py"
 
 
 def test_a_run_folder_becomes_a_picture(tmp_path: Path) -> None:
-    replay([JsonlTracker(episodes=2)], tmp_path)
+    replay([JsonlTracker(JsonlSettings(episodes=2))], tmp_path)
     picture = tmp_path / "images" / "view.svg"
     subprocess.run(
         [sys.executable, SCRIPT, tmp_path, "--output", picture, "--step", "240"], check=True

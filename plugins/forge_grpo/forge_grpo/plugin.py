@@ -22,7 +22,7 @@ from forge_grpo.checks import (
     grpo_needs,
     max_staleness,
 )
-from forge_grpo.rewards.math_check import MATH, check_math
+from forge_grpo.rewards.math_check import check_math
 from forge_grpo.settings import (
     ArithmeticSettings,
     ExactMatchSettings,
@@ -97,7 +97,7 @@ def forge_rewards() -> Iterable[RewardComponent]:
     yield RewardComponent(
         name="math",
         settings=MathSettings,
-        build=MATH,
+        build="forge_grpo.rewards.math:Math",
         check_tasks=check_math,
         summary="1 if the final answer equals the reference as mathematics (Math-Verify)",
     )

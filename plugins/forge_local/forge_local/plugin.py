@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge_core import RuntimeComponent, hookimpl
-from forge_local.settings import LocalSettings, check_local
+from forge_local.checks import check_local
+from forge_local.settings import LocalSettings
 
 
 @hookimpl

@@ -1,18 +1,9 @@
-"""Settings of runtime ``local``, and what it refuses. Imports nothing heavy."""
+"""Settings of runtime ``local``."""
 
 from __future__ import annotations
 
-from forge_core import BuildContext, Settings
+from forge_core import Settings
 
 
 class LocalSettings(Settings):
     """Nothing to set."""
-
-
-def check_local(settings: LocalSettings, context: BuildContext) -> None:
-    """Raises:
-    UsageError: services want more GPUs than this host has.
-    """
-    from forge_local.devices import check_devices, devices_wanted, visible_devices
-
-    check_devices("this host", devices_wanted(context.services), len(visible_devices()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Command, Tracker, TrackerComponent, hookimpl
+from forge_core import Command, TrackerComponent, hookimpl
 from forge_run.settings import JsonlSettings
 
 if TYPE_CHECKING:
@@ -19,18 +19,12 @@ def forge_runner(app: Forge) -> Runner:
     return FolderRunner(app)
 
 
-def build_jsonl(settings: JsonlSettings, context: BuildContext) -> Tracker:
-    from forge_run.trackers.jsonl import JsonlTracker
-
-    return JsonlTracker(settings.episodes)
-
-
 @hookimpl
 def forge_trackers() -> Iterable[TrackerComponent]:
     yield TrackerComponent(
         name="jsonl",
         settings=JsonlSettings,
-        build=build_jsonl,
+        build="forge_run.trackers.jsonl:JsonlTracker",
         summary="metrics, episodes and events as lines of JSON in the run folder",
         default=True,
     )

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from forge_core import Episode, Event, RunFailed, RunInfo, StepRecord, Summary
+from forge_run.settings import JsonlSettings
 from forge_run.trackers.lines import METRICS, JsonLines
 
 EPISODES = "episodes.jsonl"
@@ -32,14 +33,14 @@ class JsonlTracker:
     """Writes what a run does into its folder, one line at a time.
 
     Args:
-        episodes: most episodes written in a step.
+        settings: how many episodes of a step are written.
     """
 
     record = True
     """The run's own record: what it cannot write fails the run."""
 
-    def __init__(self, episodes: int) -> None:
-        self._episodes = episodes
+    def __init__(self, settings: JsonlSettings) -> None:
+        self._episodes = settings.episodes
         self._files: dict[str, TextIO] = {}
         self._stage = ""
 

@@ -18,8 +18,8 @@ from forge_core import (
     Summary,
     TrackerComponent,
 )
-from forge_run.plugin import build_jsonl
 from forge_run.settings import JsonlSettings
+from forge_run.trackers.jsonl import JsonlTracker
 from forge_testing.conformance.tracker import TrackerConformance, run_info
 from forge_testing.context import bare_context
 from forge_testing.runs import lines_of
@@ -35,7 +35,7 @@ def tracker(build: Callable[..., Any], settings: Settings) -> Selection[Any]:
 class TestJsonl(TrackerConformance):
     @pytest.fixture
     def selection(self) -> Selection[Any]:
-        return tracker(build_jsonl, JsonlSettings())
+        return tracker(JsonlTracker, JsonlSettings())
 
     def steps_shown(self, folder: Path) -> list[int]:
         return [line["step"] for line in lines_of(folder / "metrics.jsonl")]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forge_core import Episode, Event, RunInfo, StageInfo, StepRecord, Summary, Task
+from forge_run.settings import JsonlSettings
 from forge_run.trackers.jsonl import EPISODES, EVENTS, JsonlTracker
 from forge_run.trackers.lines import METRICS
 from forge_testing.demo import replay
@@ -56,7 +57,7 @@ def finished(folder: Path) -> Summary:
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
-    replay([JsonlTracker(episodes=3)], tmp_path)
+    replay([JsonlTracker(JsonlSettings(episodes=3))], tmp_path)
     metrics = strict(tmp_path / METRICS)
     assert [line["step"] for line in metrics] == list(range(1, 301))
     assert metrics[0].keys() == {
@@ -82,7 +83,7 @@ def test_runs_with_one_seed_differ_in_timing_only(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         seconds = 0.1 if name == "a" else 0.3
-        replay([JsonlTracker(episodes=1)], tmp_path / name, step_seconds=seconds)
+        replay([JsonlTracker(JsonlSettings(episodes=1))], tmp_path / name, step_seconds=seconds)
         lines.append(strict(tmp_path / name / METRICS))
     assert lines[0] != lines[1]
     for line in (*lines[0], *lines[1]):
@@ -91,7 +92,7 @@ def test_runs_with_one_seed_differ_in_timing_only(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    tracker = JsonlTracker(episodes=1)
+    tracker = JsonlTracker(JsonlSettings(episodes=1))
     tracker.start(info(tmp_path))
     tracker.step(record(1, loss=math.nan, grad_norm=math.inf, kl=-math.inf, entropy=1.0))
     tracker.event(Event(time=0.0, kind="warning", message="m", data={"at": [math.nan, tmp_path]}))
@@ -102,7 +103,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
 
 
 def test_text_cannot_break_a_line(tmp_path: Path) -> None:
-    tracker = JsonlTracker(episodes=1)
+    tracker = JsonlTracker(JsonlSettings(episodes=1))
     tracker.start(info(tmp_path))
     text = 'a\nb\u2028c\x85d"\ud800 ü 数'
     episode = episodes(1)[0]
@@ -115,7 +116,7 @@ def test_text_cannot_break_a_line(tmp_path: Path) -> None:
 
 
 def test_a_line_is_there_before_the_run_goes_on(tmp_path: Path) -> None:
-    tracker = JsonlTracker(episodes=0)
+    tracker = JsonlTracker(JsonlSettings(episodes=0))
     tracker.start(info(tmp_path))
     tracker.step(record(1, loss=1.0))
     assert len(strict(tmp_path / METRICS)) == 1
@@ -129,7 +130,7 @@ def test_a_line_is_there_before_the_run_goes_on(tmp_path: Path) -> None:
 def test_sampled_episodes_are_spread_over_the_step(
     tmp_path: Path, wanted: int, given: int, tasks: list[str]
 ) -> None:
-    tracker = JsonlTracker(episodes=wanted)
+    tracker = JsonlTracker(JsonlSettings(episodes=wanted))
     tracker.start(info(tmp_path))
     tracker.step(record(1))
     tracker.episodes(1, episodes(given))
@@ -138,7 +139,7 @@ def test_sampled_episodes_are_spread_over_the_step(
 
 
 def written_by_a_crash(folder: Path, steps: int) -> None:
-    tracker = JsonlTracker(episodes=2)
+    tracker = JsonlTracker(JsonlSettings(episodes=2))
     tracker.start(info(folder))
     for step in range(1, steps + 1):
         tracker.step(record(step, loss=float(step)))
@@ -154,7 +155,7 @@ def test_a_resumed_run_cuts_what_it_does_again(
 ) -> None:
     written_by_a_crash(tmp_path, 5)
     events = strict(tmp_path / EVENTS)
-    tracker = JsonlTracker(episodes=2)
+    tracker = JsonlTracker(JsonlSettings(episodes=2))
     tracker.start(info(tmp_path, resumed_from=resumed_from))
     assert [line["step"] for line in strict(tmp_path / METRICS)] == list(range(1, kept + 1))
     assert len(strict(tmp_path / EPISODES)) == 2 * kept
@@ -168,7 +169,7 @@ def test_a_resumed_run_cuts_what_it_does_again(
 
 
 def test_a_metric_cannot_take_the_place_of_a_key(tmp_path: Path) -> None:
-    tracker = JsonlTracker(episodes=0)
+    tracker = JsonlTracker(JsonlSettings(episodes=0))
     tracker.start(info(tmp_path))
     with pytest.raises(ValueError, match="cannot be called 'stage_step'"):
         tracker.step(record(1, stage_step=3.0))
@@ -176,5 +177,5 @@ def test_a_metric_cannot_take_the_place_of_a_key(tmp_path: Path) -> None:
 
 
 def test_finish_without_a_start_is_quiet(tmp_path: Path) -> None:
-    JsonlTracker(episodes=1).finish(finished(tmp_path))
+    JsonlTracker(JsonlSettings(episodes=1)).finish(finished(tmp_path))
     assert list(tmp_path.iterdir()) == []

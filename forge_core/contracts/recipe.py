@@ -265,7 +265,8 @@ class RecipeContext(Protocol):
         """The service that keeps groups until they are trained; with the checkpoint's, if resumed.
 
         Args:
-            max_staleness: of ``forge_core.replay.buffer.ReplayBuffer``.
+            max_staleness: most policy versions that the oldest token of a group may lie behind the
+                version it is trained on; a group that is older is dropped.
         """
         ...
 

@@ -98,15 +98,8 @@ def test_each_plugin_asks_for_what_it_imports(name: str) -> None:
     assert imported((folder / folder.name).rglob("*.py")) <= {folder.name, "forge_core", *packages}
 
 
-LEAVING = {"rollout"}
-"""Parts of the kernel that still import packages beside it, and are to become such packages."""
-
-
-def test_what_stays_in_the_kernel_imports_no_package_beside_it() -> None:
-    for part in (ROOT / "forge_core").iterdir():
-        files = part.rglob("*.py") if part.is_dir() else [part]
-        if part.stem not in LEAVING and part.suffix in ("", ".py"):
-            assert imported(files) <= {"forge_core"}, part.name
+def test_the_kernel_imports_no_package_beside_it() -> None:
+    assert imported((ROOT / "forge_core").rglob("*.py")) == {"forge_core"}
 
 
 def brought_by(name: str) -> set[str]:

@@ -24,8 +24,8 @@ from forge_core import (
     Task,
     hookimpl,
 )
-from forge_core.rollout import rollout_group
 from forge_core.watchdog import Watchdog
+from forge_rollouts.episodes import rollout_group
 from forge_run.environment import GuardedEnvironment
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.runs import lines_of, small_config

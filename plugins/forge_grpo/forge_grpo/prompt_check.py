@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge_core import DataError, NoRoom, PromptRefused, Sampling, Task
-from forge_core.replay.rollouts import none_answerable
 from forge_models.prompts import encode_prompt
+from forge_rollouts.rollouts import none_answerable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,7 +25,7 @@ from forge_core import (
     Task,
     hookimpl,
 )
-from forge_core.replay.saved import from_json
+from forge_rollouts.saved import from_json
 from forge_run.data.order import TaskOrder
 from forge_testing.context import component
 from forge_testing.runs import StopAt, lines_of, printing_to, small_config

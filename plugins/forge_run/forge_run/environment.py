@@ -20,7 +20,7 @@ from forge_core import (
 )
 from forge_core.contracts.blame import contained, described, title
 from forge_core.deadline import await_within
-from forge_core.places import Places
+from forge_rollouts.places import Places
 
 if TYPE_CHECKING:
     from forge_core import Environment, EnvironmentKeys, Interaction, Selection

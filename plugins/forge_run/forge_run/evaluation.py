@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from forge_core import DataError, Evaluation, PromptRefused, RunFailed, derive_seed
-from forge_core.rollout import rollout_group
 from forge_rewards.pool import ENVIRONMENT
+from forge_rollouts.episodes import rollout_group
 
 if TYPE_CHECKING:
     from forge_core import Episode, Task

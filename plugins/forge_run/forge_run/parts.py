@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from forge_core import Episode, Group, ServiceOptions, TrainSequence, UsageError
-from forge_core.replay.component import replay_buffer
-from forge_core.replay.rollouts import Rollouts, rollouts
-from forge_core.replay.saved import from_json, to_json
 from forge_core.services.service import Service
 from forge_local.runtime import LocalRuntime
+from forge_rollouts.component import replay_buffer
+from forge_rollouts.rollouts import Rollouts, rollouts
+from forge_rollouts.saved import from_json, to_json
 from forge_run.addresses import Addresses
 from forge_run.checkpoint import REPLAY_BUFFER, ROLLOUT, RunState
 from forge_run.inputs import Inputs, selected

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from forge_core import Evaluation, FloatArray, Recipe, RolloutOptions, StageConfig, Transport
-    from forge_core.replay.rollouts import Rollouts
+    from forge_rollouts.rollouts import Rollouts
     from forge_run.checkpoint import RunState
     from forge_run.dataset import GuardedDataset
     from forge_run.environment import GuardedEnvironment

@@ -40,7 +40,7 @@ from forge_core import (
     Selection,
     Task,
 )
-from forge_core.rollout import rollout_group
+from forge_rollouts.episodes import rollout_group
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.conformance.prompts import check_prompt
 from forge_testing.conformance.suite import Suite

@@ -7,15 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from forge_core.contracts.errors import DataError, PromptRefused
-from forge_core.contracts.recipe import Rollout
-from forge_core.contracts.seeding import derive_seed
-from forge_core.contracts.types import Group, Task
-from forge_core.rollout import rollout_group
+from forge_core import DataError, Group, PromptRefused, Rollout, Task, derive_seed
+from forge_rollouts.episodes import rollout_group
 
 if TYPE_CHECKING:
-    from forge_core.contracts.recipe import RecipeContext, RolloutOptions, ServiceHandle
-    from forge_core.contracts.step import Step
+    from forge_core import RecipeContext, RolloutOptions, ServiceHandle, Step
 
 
 class Source(Protocol):
@@ -41,7 +37,7 @@ async def rollouts(
     if options.max_staleness == 0:
         yield Rollouts(stage, InTurn(sampler), options.optimizer_steps, held)
         return
-    from forge_core.replay.ahead import sampling_ahead
+    from forge_rollouts.ahead import sampling_ahead
 
     async with sampling_ahead(sampler, options.max_staleness) as ahead:
         yield Rollouts(stage, ahead, options.optimizer_steps, held)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from forge_core.contracts.component import Component
-from forge_core.contracts.context import BuildContext
-from forge_core.contracts.selection import Selection
-from forge_core.contracts.settings import Settings
-from forge_core.replay.buffer import ReplayBuffer
+from forge_core import BuildContext, Component, Selection, Settings
+from forge_rollouts.buffer import ReplayBuffer
 
 
 class ReplayBufferSettings(Settings):

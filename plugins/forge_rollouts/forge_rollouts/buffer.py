@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forge_core.contracts.types import Group
+from forge_core import Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from forge_core.contracts.types import Group
-from forge_core.replay.rollouts import Sampler, completion_tokens
+from forge_core import Group
+from forge_rollouts.rollouts import Sampler, completion_tokens
 
 if TYPE_CHECKING:
-    from forge_core.contracts.recipe import ServiceHandle
-    from forge_core.contracts.step import Step
-    from forge_core.replay.buffer import Taken
+    from forge_core import ServiceHandle, Step
+    from forge_rollouts.buffer import Taken
 
 
 @asynccontextmanager

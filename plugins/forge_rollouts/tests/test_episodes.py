@@ -21,8 +21,8 @@ from forge_core import (
     Sampling,
     Task,
 )
-from forge_core.rollout import Generate, rollout_group
 from forge_models.prompts import encode_prompt
+from forge_rollouts.episodes import Generate, rollout_group
 from forge_testing.byte_tokenizer import CHATML, byte_tokenizer
 from forge_testing.scripted_policy import ScriptedPolicy
 

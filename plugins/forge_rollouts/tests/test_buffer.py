@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core import Completion, Episode, Group, Task, Turn
-from forge_core.replay.buffer import ReplayBuffer, oldest_version
-from forge_core.replay.saved import from_json, to_json
+from forge_rollouts.buffer import ReplayBuffer, oldest_version
+from forge_rollouts.saved import from_json, to_json
 
 
 def group_at(place: int, *versions: int) -> Group:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forge_core.contracts.types import Completion, Episode, Group, Message, Task, Turn
+from forge_core import Completion, Episode, Group, Message, Task, Turn
 
 
 def to_json(groups: Mapping[int, Group]) -> str:

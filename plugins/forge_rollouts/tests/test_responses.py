@@ -22,9 +22,9 @@ from forge_core import (
     Settings,
     Task,
 )
-from forge_core.places import Places
-from forge_core.rollout import rollout_group
 from forge_models.prompts import encode_prompt
+from forge_rollouts.episodes import rollout_group
+from forge_rollouts.places import Places
 from forge_run.environment import GuardedEnvironment
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.scripted_policy import ScriptedPolicy

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from forge_core.eager import EagerTasks
+from forge_rollouts.eager import EagerTasks
 
 name: ContextVar[str] = ContextVar("name", default="none")
 

@@ -13,29 +13,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge_core.contracts.blame import contained
-from forge_core.contracts.errors import DataError, EpisodeFailed, NoRoom, PromptRefused
-from forge_core.contracts.seeding import derive_seed
-from forge_core.contracts.types import (
+from forge_core import (
     Completion,
+    DataError,
     Episode,
+    EpisodeFailed,
     Group,
     Message,
+    NoRoom,
     Prompt,
+    PromptRefused,
     Response,
     Sampling,
     Task,
     Turn,
+    derive_seed,
 )
-from forge_core.eager import EagerTasks
-from forge_core.places import Places
+from forge_core.contracts.blame import contained
 from forge_models.decoding import decode_all
 from forge_models.prompts import encode_prompt, encode_reply, encode_text, prompt_text
+from forge_rollouts.eager import EagerTasks
+from forge_rollouts.places import Places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core.contracts.protocols import Environment, Interaction
+    from forge_core import Environment, Interaction
 
 Generate = Callable[[Sequence[int], Sampling], Awaitable[list[Completion]]]
 

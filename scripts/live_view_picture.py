@@ -1,4 +1,4 @@
-"""Draw a run's live view as it stood at some step: ``python scripts/live_view_picture.py RUN``.
+"""Draw a run's live view as it was at some step: ``python scripts/live_view_picture.py RUN``.
 
 Reads ``metrics.jsonl``, ``episodes.jsonl`` and ``events.jsonl`` of a run folder and writes an SVG.
 """
@@ -80,7 +80,7 @@ def history_at(folder: Path, last_step: int | None) -> tuple[RunHistory, float]:
         and event.data.get("step", 0) <= last.step
     ]
     episodes = read(folder / EPISODES) if (folder / EPISODES).exists() else []
-    # Events that end a step were told after it: they come second where both have one time.
+    # Events that end a step come after it: they come second where both have one time.
     told: list[tuple[float, int, Event | StepRecord]] = [(at, 0, record) for at, record in steps]
     told += [(event.time, 1, event) for event in shown]
     for at, _, item in sorted(told, key=lambda entry: entry[:2]):

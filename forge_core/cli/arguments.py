@@ -1,4 +1,4 @@
-"""What stands behind ``forge run`` and ``forge config``: a config's name and ``key=value``."""
+"""The arguments of ``forge run`` and ``forge config``: a config's name and ``key=value``."""
 
 from __future__ import annotations
 

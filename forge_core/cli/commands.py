@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
 
 
 def _imported(target: str) -> click.Command:
-    """The command that ``module:attribute`` stands for."""
+    """The command that ``module:attribute`` names."""
     module, _, attribute = target.partition(":")
     command = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, click.Command):

@@ -23,7 +23,7 @@ def effective_tree(
 ) -> dict[str, Any]:
     """One config out of the parsed sections; it loads to the same as it stands.
 
-    What all stages share stands at the top, the rest in ``stages:``.
+    What all stages share is at the top, the rest in ``stages:``.
 
     Args:
         name: of the run.

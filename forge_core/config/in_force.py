@@ -1,7 +1,7 @@
 """Which config of a run folder is in force, and that it is what was written.
 
 ``config.yaml`` is what the run was started with and never changes. What a resumed run goes on with
-stands in ``resumes/N/config.yaml``, whole again. Beside each is a ``run.lock`` with its hash.
+is in ``resumes/N/config.yaml``, again as a whole. Beside each is a ``run.lock`` with its hash.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def config_in_force(folder: Path) -> Path:
 
 
 def sealed(lock: str) -> str:
-    """The text of a ``run.lock`` with its own hash, by which damage to it is told apart from damage
+    """The text of a ``run.lock`` with its own hash, which distinguishes damage to it from damage
     to the config."""
     return f"{lock}{_SEAL}: {config_hash(lock.encode())}\n"
 

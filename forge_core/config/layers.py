@@ -61,7 +61,7 @@ class Layer:
 
 
 def check(tree: Table, problems: list[str], kinds: Sections) -> Layer:
-    """Sort a layer into sections and stages; what cannot stand there becomes a problem."""
+    """Sort a layer into sections and stages; what does not belong there becomes a problem."""
     sections: dict[str, Node] = {}
     stages: dict[str, dict[str, Node] | Leaf] = {}
     name: Leaf | None = None
@@ -161,10 +161,10 @@ def _checked_section(section: str, node: Node, problems: list[str], kinds: Secti
 
 
 def _component_hint(leaf: Leaf) -> str:
-    """What to write where a component's name, or the component itself, stands for its section."""
+    """What to write where a component, or its name, is given for its section."""
     if callable(leaf.value):
         return (
-            f"; the object itself can stand as {leaf.origin.key}.use, or hand a reward over with "
+            f"; give the object itself as {leaf.origin.key}.use, or pass a reward with "
             "Forge().run(..., rewards=[...])"
         )
     return f"; write {leaf.origin.key}.use={shortened(leaf.text)}"

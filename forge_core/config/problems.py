@@ -31,7 +31,7 @@ def translate(
         model: the settings class that was asked.
         table: the section, whose leaves know where they were typed.
         owner: such as ``loss mine``, for components.
-        other_keys: what may stand in the section beside the model's fields.
+        other_keys: what else the section may hold beside the model's fields.
     """
     schema = model_schema(model)
     lines = [

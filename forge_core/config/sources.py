@@ -59,7 +59,7 @@ _KEY = re.compile(r"[^\s.=~]+(?:[.][^\s.=]+)*")
 
 
 class Layers(BaseSettings):
-    """What every source says. The fields, and the layers in each, stand lowest first.
+    """What every source says. The fields, and the layers in each, are in order, lowest first.
 
     Args:
         defaults: by stage; None is the top level.
@@ -244,7 +244,7 @@ class Arguments(Keyed):
     """``key=value`` and ``~key``, in order."""
 
     fills, layer = "overrides", "command line"
-    no_extends = "extends stands in a file, not on the command line"
+    no_extends = "extends belongs in a file, not on the command line"
 
     def values(self) -> Iterator[tuple[Origin, str | Leaf]]:
         if len(self.request.overrides) > MOST_OVERRIDES:
@@ -264,7 +264,7 @@ class Code(Keyed):
     """A mapping handed over in code, nested or with dotted keys."""
 
     fills = layer = "overrides"
-    no_extends = "extends stands in the source, not in an override"
+    no_extends = "extends belongs in the source, not in an override"
 
     def values(self) -> Iterator[tuple[Origin, Node]]:
         assert isinstance(self.request.overrides, Mapping)

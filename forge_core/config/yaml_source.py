@@ -85,12 +85,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # PyYAML writes these line breaks unescaped unless it is told to quote, and loses them.
+        # PyYAML writes these line breaks unescaped unless it has to quote, and loses them.
         style = '"' if re.search("[\r\x85\u2028\u2029]", text) else None
         return self.represent_scalar(_TAG + "str", text, style)
 
     def represent_items(self, items: list[Any]) -> yaml.SequenceNode:
-        """A list of single values stands on one line."""
+        """A list of single values is written on one line."""
         flat = not any(isinstance(item, list | dict) for item in items)
         return self.represent_sequence(_TAG + "seq", items, flow_style=flat or None)
 

@@ -1,4 +1,4 @@
-"""The ground floor: what plugins and the kernel agree on. Imports nothing else of the kernel.
+"""The lowest level: what plugins and the kernel agree on. Imports nothing else of the kernel.
 
 ``forge_core`` re-exports it, and that is the public API.
 """

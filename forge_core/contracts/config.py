@@ -250,7 +250,7 @@ class RunConfig:
         trackers: by part.
         tree: every effective value as plain data; it loads again as it stands.
         provenance: dotted key -> where its value came from, for every effective value. Values of
-            a stage stand under ``stages.NAME.`` when the config has ``stages:``.
+            a stage are under ``stages.NAME.`` when the config has ``stages:``.
     """
 
     name: str

@@ -157,4 +157,4 @@ class Escaped(Exception):
 
 
 class WeightMismatch(ForgeError):
-    """A replica does not hold the weights it was told to load; it gets no requests."""
+    """A replica does not hold the weights it had to load; it gets no requests."""

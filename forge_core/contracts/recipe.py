@@ -300,7 +300,7 @@ class RecipeContext(Protocol):
 
         Args:
             episodes: to judge.
-            held_out: they are scored only, not trained on; plugins are told.
+            held_out: they are scored only, not trained on; plugins see which.
         """
         ...
 

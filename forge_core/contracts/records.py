@@ -1,4 +1,4 @@
-"""What trackers and lifecycle hooks are told. Plain data, safe to keep and to print."""
+"""What trackers and lifecycle hooks receive. Plain data, safe to keep and to print."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The shared sections of a config: what they hold, their units and defaults.
 
-A component's own settings stand beside the component; here is only what several share.
+A component's own settings are beside the component; only those that several share are here.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class DistributedSection(Settings):
         degrees = (self.data_parallel_replicate_degree, self.data_parallel_shard_degree)
         if self.strategy is not None and degrees != (1, -1):
             raise ValueError(
-                f"strategy: {self.strategy} stands for the data-parallel degrees; give it or "
+                f"strategy: {self.strategy} sets the data-parallel degrees; give it or "
                 "data_parallel_replicate_degree and data_parallel_shard_degree, not both "
                 "(strategy=null leaves it to them)"
             )

@@ -393,7 +393,7 @@ class Response:
     """What an environment answers to a completion.
 
     Args:
-        messages: what the policy is told before its next completion: text, or messages of a chat
+        messages: what the policy sees before its next completion: text, or messages of a chat
             (roles ``user``, ``tool``, ``system``). For an agent that has not spoken yet, it is the
             prompt.
         reward: for this turn; None: none. The sum over the turns is part ``environment`` of the

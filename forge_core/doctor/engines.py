@@ -25,7 +25,7 @@ class Engine:
         tested: version of the engine that the plugin was tested with.
         package: distribution of the engine.
         cpu: distribution for machines without a GPU, where it is another.
-        options: what pip must be told to install it.
+        options: options that pip needs to install it.
     """
 
     plugin: str

@@ -246,7 +246,7 @@ class Catalog:
 
 def _ambiguous(family: str, name: str, entries: Sequence[_Named]) -> str:
     providers = [entry.provider for entry in entries]
-    # Two plugins of one distribution can only be told apart by their own names.
+    # Two plugins of one distribution differ only in their own names.
     distributions = {plugin.provider for plugin in providers}
     picks = [
         plugin.provider if len(distributions) == len(providers) else plugin.name

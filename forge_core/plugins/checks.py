@@ -31,7 +31,7 @@ class UnfitError(Exception):
 
 
 def check_object(plugin: object) -> object:
-    """A module or an instance; the methods of a class would lack their ``self``.
+    """A module or an instance; the methods of a class would have no ``self``.
 
     Raises:
         UnfitError: it is a class.

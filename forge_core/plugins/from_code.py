@@ -1,6 +1,6 @@
 """Components that no plugin declares: functions and classes in a file, or handed over in code.
 
-``use: my_reward.py:brevity`` is a component of any family. What stands there is
+``use: my_reward.py:brevity`` is a component of any family. ``NAME`` is
 
 - for rewards and losses, which are functions: the function, whose further parameters are its
   settings;
@@ -76,7 +76,7 @@ def component_in_file(family: str, reference: str, reserved: frozenset[str]) -> 
 
 
 def component_of(family: str, name: str, thing: object, reserved: frozenset[str]) -> Component[Any]:
-    """The component that a function, a class or an object stands for.
+    """The component that a function, a class or an object makes.
 
     Args:
         family: that it shall be of.
@@ -223,7 +223,7 @@ def _module(path: Path) -> types.ModuleType:
 
 
 def content_hash(content: bytes) -> str:
-    """By which two versions of a file are told apart."""
+    """Distinguishes two versions of a file."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 

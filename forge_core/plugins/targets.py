@@ -1,4 +1,4 @@
-"""Whether ``build`` of a component is there, told without importing it."""
+"""Whether ``build`` of a component exists, found out without importing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def build_problem(build: object, *, installed: bool) -> str:
-    """What is wrong with a component's ``build``; empty: nothing that can be told.
+    """What is wrong with a component's ``build``; empty: nothing that is visible from here.
 
     Args:
         build: what the component says.

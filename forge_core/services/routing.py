@@ -66,7 +66,7 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """Each in turn; full ones are passed over."""
+    """Each in turn; full ones are skipped."""
 
     def __init__(self) -> None:
         self._last = -1

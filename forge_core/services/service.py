@@ -211,7 +211,7 @@ class Service:
     async def close(self) -> None:
         """Stop every replica and refuse further calls. Safe to call twice and after a failure.
 
-        Takes no longer than ``stop_limit``; what did not stop is told as event ``close_failed``.
+        Takes no longer than ``stop_limit``; what did not stop is in event ``close_failed``.
         """
         await self._supervisor.close()
 

@@ -279,5 +279,5 @@ def test_a_function_in_a_config_gets_advice_that_works():
         Forge().resolve({"recipe": {"use": "sft"}, "rewards": {"mine": lambda sample: 1.0}})
     (line,) = [line for line in caught.value.problems if "rewards.mine" in line]
     assert "must be a mapping" in line
-    assert "the object itself can stand as rewards.mine.use" in line
+    assert "give the object itself as rewards.mine.use" in line
     assert "rewards.mine.use=<" not in line

@@ -291,9 +291,9 @@ def test_what_is_not_an_override(read: Read, argument: str) -> None:
 
 def test_extends_is_for_files(read: Read, catalog: Catalog) -> None:
     assert problems(read, None, "extends=quickstart") == [
-        "extends=quickstart: extends stands in a file, not on the command line"
+        "extends=quickstart: extends belongs in a file, not on the command line"
     ]
-    with pytest.raises(ConfigError, match="extends stands in the source"):
+    with pytest.raises(ConfigError, match="extends belongs in the source"):
         resolve(catalog, None, {"extends": "x"}, environ={})
 
 

@@ -20,9 +20,9 @@ UPWARD = 0
 """Imports against the order. Three are the most that the design allows."""
 
 
-def floors() -> list[list[str]]:
-    """The table on the page, from the ground up: the parts of each floor."""
-    text = PAGE.read_text(encoding="utf-8").partition("## The floors\n")[2].partition("\n## ")[0]
+def levels() -> list[list[str]]:
+    """The table on the page, from the lowest up: the parts of each level."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Import order\n")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
     assert [int(row[1]) for row in rows] == list(range(1, len(rows) + 1))
     return [[part.rstrip("/") for part in re.findall(r"`([^`]+)`", row[2])] for row in rows]
@@ -61,12 +61,12 @@ def edges() -> dict[tuple[str, str], list[str]]:
 
 
 def test_the_page_has_every_part_once() -> None:
-    named = [name for floor in floors() for name in floor]
+    named = [name for level in levels() for name in level]
     assert sorted(named) == sorted(parts() - {"__init__", "__main__"})
 
 
 def test_imports_go_down() -> None:
-    height = {name: index for index, floor in enumerate(floors()) for name in floor}
+    height = {name: index for index, level in enumerate(levels()) for name in level}
     upward = [
         place
         for (importer, target), places in edges().items()

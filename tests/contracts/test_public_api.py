@@ -19,7 +19,7 @@ LISTING = Path(__file__).with_name("public_api.txt")
 DESIGN = ROOT / "docs" / "design.md"
 
 ENFORCEMENT = {"blame", "built", "target", "conversion"}
-"""Modules of the ground floor by which the kernel holds components to the contracts."""
+"""Modules of the contracts by which the kernel holds components to the contracts."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

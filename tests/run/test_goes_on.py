@@ -45,7 +45,7 @@ def stopped_at(step: int, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def in_second_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 2 + 3 steps that stands at step 3, after the first of its second stage."""
+    """A run of 2 + 3 steps that is at step 3, after the first of its second stage."""
     return stopped_at(4, tmp_path_factory.mktemp("second"))
 
 
@@ -83,7 +83,7 @@ def moments(folder: Path) -> list[tuple[str, str, int]]:
         ({"stages.grpo.recipe": {"use": "sft"}}, r"recipe\.use=sft: stage 'grpo' has begun"),
         ({"model.init.config.hidden_size": 48}, "has made its model from model.init"),
         ({"stages.sft": None}, r"has run sft, grpo; the config must begin .*\(it has: grpo\)"),
-        ({"stages.grpo": None}, "stands in stage 'grpo', which the config does not have"),
+        ({"stages.grpo": None}, "is in stage 'grpo', which the config does not have"),
         ({"loss.use": "nonsense"}, "nonsense"),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Recipes that train, sample or publish at another pace than a stage assumes are told."""
+"""Recipes that train, sample or publish at another pace than a stage assumes are warned."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def forge_run(*arguments: str, before: Any = None, code: str = "") -> tuple[int,
 def test_a_full_disk_is_named_and_leaves_a_summary(
     small_config: dict[str, Any], tmp_path: Path, where: str
 ) -> None:
-    """A limit on the size of files stands in for a disk: a checkpoint's moments are twice as large
+    """A limit on the size of files acts as the disk: a checkpoint's moments are twice as large
     as the model."""
     small_config["stages"] = {"sft": SFT}
     small_config.pop("eval_dataset")

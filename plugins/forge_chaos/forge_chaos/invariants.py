@@ -88,7 +88,7 @@ def episodes_once(run: Finished) -> Iterator[str]:
     told = Counter(line["episodes_of"] for line in run.record if "episodes_of" in line)
     for step, count in told.items():
         if count > 1:
-            yield f"the episodes of step {step} were told {count} times"
+            yield f"the episodes of step {step} were reported {count} times"
     for stage in run.config.stages:
         size = _group_size(stage)
         for line in run.steps_of(stage):

@@ -121,7 +121,7 @@ class ChaosTracker:
                 self._injected.notify_all()
 
     def _inject(self, fault: Fault, checkpoint: Path | None) -> None:
-        """Do it, and say what came of it: a line before it and a line after it."""
+        """Do it, and log the outcome: a line before it and a line after it."""
         self._write({"fault": fault.number, "kind": fault.kind, "target": fault.target,
                      "in_step": self._step + 1, "time": time.time()})  # fmt: skip
         draw = random.Random(fault.draw)

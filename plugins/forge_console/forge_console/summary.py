@@ -1,4 +1,4 @@
-"""What stands on the terminal, or in the log, when a run has ended."""
+"""What the terminal, or the log, shows when a run has ended."""
 
 from __future__ import annotations
 

@@ -173,10 +173,10 @@ class GrpoRecipe:
         range is the difference between two engines. Said once."""
         clipped = step.metrics.get("clip_fraction", 0.0)
         on_policy = step.metrics["staleness/max"] == 0
-        told = stage.recipe_state.get("told_of_clipping", False)
-        if told or not on_policy or clipped < CLIPPED_ON_POLICY:
+        warned = stage.recipe_state.get("warned_of_clipping", False)
+        if warned or not on_policy or clipped < CLIPPED_ON_POLICY:
             return
-        stage.recipe_state["told_of_clipping"] = True
+        stage.recipe_state["warned_of_clipping"] = True
         mismatch = step.metrics.get("mismatch/logprob_abs_mean", 0.0)
         loss = stage.config.loss.name if stage.config.loss is not None else "loss"
         stage.warn(

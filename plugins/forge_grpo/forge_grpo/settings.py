@@ -172,5 +172,5 @@ class ArithmeticSettings(Settings):
         except ValueError as error:
             raise ValueError(f"template {self.template!r}: {error}") from error
         needed = {"a", "b"} | ({"op"} if len(self.operations) > 1 else set())
-        if lacking := sorted(needed - named):
-            raise ValueError(f"template {self.template!r} leaves out {lacking[0]!r}")
+        if missing := sorted(needed - named):
+            raise ValueError(f"template {self.template!r} leaves out {missing[0]!r}")

@@ -1,7 +1,7 @@
 """Runtime ``local``: replicas are objects in this process, called on its event loop, or processes
 of their own on this host where the config asks for that.
 
-With objects a debugger steps through a whole run: no process, no thread and no task stands between
+With objects a debugger steps through a whole run: no process, no thread and no task comes between
 a recipe and a component. Only what starts a process itself is built in a thread: an engine takes
 long, and the other replicas go on meanwhile.
 """

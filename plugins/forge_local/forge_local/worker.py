@@ -1,7 +1,7 @@
 """One rank of a replica: ``python -m forge_local.worker LIFELINE LOG``.
 
-It builds the component and serves calls on its event loop, each in a task, until it is told to stop
-or the controller is gone. What the component prints goes to the rank's log.
+It builds the component and serves calls on its event loop, each in a task, until it is asked to
+stop or the controller is gone. What the component prints goes to the rank's log.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def check_characters(characters: str) -> None:
         raise ConfigError("model.init.characters: the alphabet is empty")
     repeated = sorted({c for c in characters if characters.count(c) > 1})
     if repeated:
-        raise ConfigError(f"model.init.characters: {repeated[0]!r} stands in it twice")
+        raise ConfigError(f"model.init.characters: {repeated[0]!r} is in it twice")
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerBase:

@@ -125,7 +125,7 @@ def _token_bytes(backend: Any) -> list[bytes]:
 
 
 def _byte_characters() -> dict[int, int]:
-    """The characters that stand for bytes in a byte-level vocabulary -> those bytes (GPT-2's
+    """The characters that represent bytes in a byte-level vocabulary -> those bytes (GPT-2's
     ``bytes_to_unicode``). Others become a character that is no byte."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]

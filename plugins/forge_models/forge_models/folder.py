@@ -43,7 +43,7 @@ TOKENIZER_EXTRAS = (
     "merges.txt",
     "chat_template.jinja",
 )
-"""What may stand beside them."""
+"""What may be beside them."""
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 """How models are called on the Hugging Face hub: ``organization/model``."""
@@ -205,7 +205,7 @@ def load_model(
     for kind in ("missing_keys", "mismatched_keys"):
         if info.get(kind):
             name = sorted(map(str, info[kind]))[0]
-            word = "lack" if kind == "missing_keys" else "have another shape for"
+            word = "have no" if kind == "missing_keys" else "have another shape for"
             raise DataError(f"model folder {folder}: the weights {word} {name}")
     loaded: PreTrainedModel = model.to(device).eval()
     return loaded
@@ -258,7 +258,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def _checked_source(model: ModelSection, shipped: Collection[str] = ()) -> Path:
-    """The folder that ``path`` or ``name`` stands for, checked."""
+    """The folder that ``path`` or ``name`` names, checked."""
     name = model.name
     if model.path is None and not name:
         raise ConfigError("model: give path (a folder in Hugging Face layout) or init")

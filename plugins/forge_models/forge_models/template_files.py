@@ -1,4 +1,4 @@
-"""Whether a model's tokenizer can render chats, told from its files alone."""
+"""Whether a model's tokenizer can render chats, judged by its files alone."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(made: Path, tmp_path: Pa
     config["num_hidden_layers"] = 3
     config["layer_types"] = ["full_attention"] * 3
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match=r"weights lack model\.layers\.2"):
+    with pytest.raises(DataError, match=r"weights have no model\.layers\.2"):
         load_model(folder)
 
 
@@ -156,7 +156,7 @@ def test_a_section_without_a_folder_says_what_to_do(
         ({"config": {**TINY, "num_attention_heads": 0}}, "model.init.config"),
         ({"config": {"vocab_size": 5}}, "vocab_size"),
         ({"architecture": "qwen33"}, "qwen33"),
-        ({"characters": "aba"}, "'a' stands in it twice"),
+        ({"characters": "aba"}, "'a' is in it twice"),
         ({"characters": ""}, "empty"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Addresses of workers, as they stand in a config and on the command line."""
+"""Addresses of workers, as written in a config and on the command line."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def knock(address: str, limit: float, tls: ssl.SSLContext | None = None) -
         address: of a worker.
         limit: seconds.
         tls: to shake hands with, where the address is one of TLS; what is wrong with the
-            certificates is told at once.
+            certificates is found at once.
 
     Raises:
         UsageError: no host is known by that name.

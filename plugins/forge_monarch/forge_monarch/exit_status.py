@@ -1,4 +1,4 @@
-"""The ends of processes that ``bootstrap`` started: brought about, and told by the outer ones."""
+"""How processes that ``bootstrap`` started are ended, and how their outer processes report it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def first_end(names: Sequence[str]) -> tuple[int, int | None]:
     """Wait until the first of these processes of this machine has ended.
 
     Args:
-        names: that their ends are told under (``bootstrap.END``).
+        names: under which their ends are reported (``bootstrap.END``).
 
     Returns its index and its exit code, which is minus the signal's number if one killed it, and
     None if the outer process has been killed as well.

@@ -344,7 +344,7 @@ async def _leave(mesh: Any) -> None:
 
 
 def end_orphans(after: float) -> None:
-    """Have Monarch end processes whose controller has not been heard of for so many seconds.
+    """Have Monarch end processes whose controller has been silent for so many seconds.
 
     A controller sends word of itself twice a second, with the time until which it holds by its
     own clock; hosts look every ``after`` seconds.

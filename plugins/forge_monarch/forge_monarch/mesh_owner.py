@@ -2,7 +2,7 @@
 
 Monarch tells the *owner* of a mesh when it fails. Where the client itself owns it, a failure that
 is not handled ends the client. So an actor in the controller's process owns every replica, and
-hands what it is told to the runtime.
+passes what it receives to the runtime.
 """
 # Monarch is untyped to mypy.
 # mypy: disable-error-code="misc, untyped-decorator"
@@ -25,7 +25,7 @@ _sinks: dict[str, FailureSink] = {}
 
 
 def listen(owner: str, sink: FailureSink) -> None:
-    """Have an owner's failures told to ``sink``, until ``unlisten``."""
+    """Pass an owner's failures to ``sink``, until ``unlisten``."""
     _sinks[owner] = sink
 
 

@@ -55,7 +55,7 @@ class Facts:
 
     Args:
         pid: its id, also that of the group with all that it starts.
-        end: name that its end is told under on its host (``ends.first_end``).
+        end: name under which its end is reported on its host (``ends.first_end``).
         free_port: a TCP port that is free on its host.
     """
 

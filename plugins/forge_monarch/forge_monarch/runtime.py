@@ -57,7 +57,7 @@ class MonarchRuntime:
         processes = Processes(self._owner, str(next(self._keys)), seat, spec)
         try:
             ranks = await processes.start()
-        except (SupervisionError, ActorError) as error:  # told to us, or to the owner
+        except (SupervisionError, ActorError) as error:  # raised here, or reported to the owner
             death = await processes.death(str(error))
             await asyncio.shield(processes.end(kill=True))
             raise death from error

@@ -218,7 +218,7 @@ class Killer:
         return [
             pid
             for pid in run.ranks("generator")
-            # Neither what an engine has started: a rank stands under one process of the run's.
+            # Neither what an engine has started: a rank is below one process of the run.
             if _parent(_parent(pid)) == run.process.pid
             and pid not in self.killed
             and self._in_a_row[_replica(pid)] < 3
@@ -337,7 +337,7 @@ def check_versions(
         if before is not None:
             model.load_state_dict(before)
             others = _differences(model, episodes)
-            assert (others > 10 * tolerance).float().mean() > 0.5, "versions can be told apart"
+            assert (others > 10 * tolerance).float().mean() > 0.5, "versions differ"
         before = weights
 
 

@@ -3,7 +3,7 @@
 How far ahead: with ``d`` rollouts done and a bound of ``k`` versions, groups are sampled up to
 rollout ``d + 1 + k`` and no further (AReaL, arXiv:2505.24298, section 5.1). A recipe publishes at
 most one version after each, so each group is trained at most ``k`` versions after its first token
-was sampled, and none is sampled in vain. An evaluation in the middle of a rollout of several
+was sampled, and no work is thrown away. An evaluation in the middle of a rollout of several
 optimizer steps publishes one more, and counts.
 
 Which group is trained in which step is the run's order of tasks, whatever is finished first: the
@@ -39,7 +39,7 @@ async def sampling_ahead(sampler: Sampler, max_staleness: int) -> AsyncIterator[
         async with asyncio.TaskGroup() as tasks:
             yield Ahead(sampler, max_staleness, buffer, await buffer.places.route(), tasks)
     except BaseExceptionGroup as failures:
-        failure = failures.exceptions[0]  # the others came of it
+        failure = failures.exceptions[0]  # the others are its consequences
     if failure is not None:
         raise failure
 
@@ -84,9 +84,9 @@ class Ahead:
         dropped = 0
         with step.timed("wait"):
             while len(groups) < len(wanted):
-                lacking = [place for place in wanted if place not in groups]
-                self._make([*lacking, *self._later(step, wanted)])
-                await self._made(lacking, step)
+                missing = [place for place in wanted if place not in groups]
+                self._make([*missing, *self._later(step, wanted)])
+                await self._made(missing, step)
                 taken: Taken = await self._buffer.take.route(wanted.stop, self._stage.version)
                 self._held = {place for place in self._held if place >= wanted.stop}
                 groups.update(taken.groups)

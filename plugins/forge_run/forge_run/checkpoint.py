@@ -29,7 +29,7 @@ ROLLOUT = "rollout.json"
 SERVICES = "services"
 """Folder with a folder for each of the recipe's own services that is kept."""
 DAMAGED = "damaged_"
-"""Put before the name of a checkpoint that a resume has passed over."""
+"""Prefix of a checkpoint that a resume has skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

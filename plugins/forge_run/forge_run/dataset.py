@@ -15,7 +15,7 @@ from forge_run.answers import check_is_task
 if TYPE_CHECKING:
     from forge_core import Dataset, DatasetKeys, Selection
 
-HOPELESS = 10
+MOST_UNREADABLE = 10
 """Items in a row that cannot be read, after which the run fails."""
 
 
@@ -28,7 +28,7 @@ class GuardedDataset:
         keys: deadline, retries and outcome.
         dataset: what the component built.
         waiting: registers a wait for something with the watchdog.
-        on_drop: told in words of each item that was left out.
+        on_drop: called with a line for each item that was left out.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class GuardedDataset:
             ForgeError: it cannot be read, or none of many in a row; names dataset and index.
         """
         index = operator.index(index)
-        for offset in range(min(HOPELESS, len(self))):
+        for offset in range(min(MOST_UNREADABLE, len(self))):
             try:
                 return self._read((index + offset) % len(self) if offset else index)
             except ForgeError as error:
                 self._drop(error)
                 failure = error
-        count = min(HOPELESS, len(self))
+        count = min(MOST_UNREADABLE, len(self))
         raise PluginError(f"{self._section}: {count} items in a row cannot be read: {failure}")
 
     def readable(self, indices: Iterable[int]) -> list[Task]:

@@ -67,11 +67,11 @@ def move(draft: Path, place: Path) -> None:
 def new_folder(place: Path) -> Iterator[Path]:
     """A folder to fill: put in its place when the block ends well, removed when it does not.
 
-    What stands in the place is replaced. A process that is killed leaves ``.NAME.*.draft``, which
+    What is there already is replaced. A process that is killed leaves ``.NAME.*.draft``, which
     the next attempt removes.
 
     Raises:
-        RunFailed: something could not be written; says where, and how much room there is.
+        RunFailed: something could not be written; says where, and how much space is left.
     """
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}.draft")
     try:

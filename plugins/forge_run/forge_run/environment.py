@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forge_core import Environment, EnvironmentKeys, Interaction, Selection
     from forge_core.watchdog import EventSink
 
-HOPELESS = 32
+MOST_FAILED_GROUPS = 32
 """Groups in a row of which every episode failed, after which the run fails."""
 
 CLOSE_LIMIT = 30.0
@@ -201,7 +201,7 @@ class GuardedEnvironment:
             tasks = {episode.task.id for episode in self._failed_in_a_row}
             several = len({episode.task.id for episode in failed}) > 1
             first = not self._worked and len(tasks) > 1
-            if several or first or self._calls_in_a_row >= HOPELESS:
+            if several or first or self._calls_in_a_row >= MOST_FAILED_GROUPS:
                 raise self._hopeless()
 
     def check_worked(self) -> None:

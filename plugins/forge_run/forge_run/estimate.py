@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 PASS_TOKENS = 1024
-"""Activations are told for a forward pass of so many tokens where nothing bounds it."""
+"""Activations are estimated for a forward pass of so many tokens where nothing bounds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class EventBus:
     (a tracker with ``record = True``) that raises fails the run: a run that finishes is recorded.
 
     Args:
-        trackers: by name, told in this order.
+        trackers: by name, called in this order.
         hooks: finds the functions of the plugins that act in the run.
     """
 
@@ -99,7 +99,7 @@ class EventBus:
         self.observers.call("forge_checkpoint_saved", folder=folder, step=step)
 
     def finish(self, summary: Summary) -> None:
-        """Tell everybody how the run ended, and wait until they have heard. Never raises."""
+        """Tell all listeners how the run ended, and wait for them. Never raises."""
         for listener in self._listeners:
             listener.tell("finish", summary)
         try:

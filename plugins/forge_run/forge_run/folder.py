@@ -220,7 +220,7 @@ class RunFolder:
 def lock_text(
     config: RunConfig, plugins: PluginManager, presets: Collection[tuple[str, str]] = ()
 ) -> str:
-    """What runs, so that a run can be told from another: versions, hashes, seeds, host.
+    """What identifies a run: versions, hashes, seeds, host.
 
     Args:
         config: resolved.

@@ -217,7 +217,7 @@ class Loop:
             self._session.evaluated(evaluation)
 
     async def save(self) -> Path:
-        """Write a checkpoint of the stage as it stands between two steps.
+        """Write a checkpoint of the stage between two steps.
 
         Raises:
             RunFailed: it cannot be written, or a weight is not finite; nothing of it is left.

@@ -46,7 +46,7 @@ class PolicySource:
         step: of the run that the weights are a checkpoint of; None for any other model.
         stage: the config: of the stage that wrote the checkpoint, else the defaults.
         runtime: where replicas live.
-        warnings: newer checkpoints that were passed over because they are damaged, one line each.
+        warnings: newer checkpoints that were skipped because they are damaged, one line each.
     """
 
     model: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 RESERVE = ".reserve"
 
 BYTES = 128 * 1024
-"""``summary.json``, ``error.txt`` and the last lines of ``events.jsonl``, with room to spare."""
+"""``summary.json``, ``error.txt`` and the last lines of ``events.jsonl``, with space to spare."""
 
 
 class Reserve:
@@ -16,7 +16,7 @@ class Reserve:
     ends because the disk is full still leaves a summary.
 
     Args:
-        folder: the run folder. If there is no room now, none is kept.
+        folder: the run folder. If the disk is full now, none is kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,6 +27,6 @@ class Reserve:
             self.release()
 
     def release(self) -> None:
-        """Give the room back."""
+        """Free the reserved space."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)

@@ -92,7 +92,7 @@ class Resumption:
 
 
 def last_known_state(store: CheckpointStore) -> RunState | None:
-    """Where a run stands by its newest checkpoint that tells; its weights are not looked at."""
+    """How far a run is, by its newest readable checkpoint; weights are not read."""
     for step in reversed(store.steps()):
         with contextlib.suppress(DataError):
             return store.state(step)
@@ -237,12 +237,12 @@ def _check_stages(
     were = [stage.name for stage in recorded.stages]
     if state.stage not in names:
         raise UsageError(
-            f"{folder.path} stands in stage {state.stage!r}, which the config does not "
+            f"{folder.path} is in stage {state.stage!r}, which the config does not "
             f"have (it has: {', '.join(names)})"
         )
     if state.stage not in were:
         raise UsageError(
-            f"{folder.path} stands in stage {state.stage!r}, which its own config does not have "
+            f"{folder.path} is in stage {state.stage!r}, which its own config does not have "
             f"({folder.config} has: {', '.join(were)})"
         )
     at = were.index(state.stage)

@@ -40,7 +40,7 @@ class FolderRunner:
     def loss_overrides(
         self, source: Source, overrides: Sequence[str], loss: str, *, resume: Path | None = None
     ) -> list[str]:
-        """What ``--loss NAME`` stands for: ``loss.use=NAME`` in each stage that can use it.
+        """The overrides of ``--loss NAME``: ``loss.use=NAME`` in each stage that can use it.
 
         Raises:
             UsageError: no stage can; says what the loss needs and what the recipe gives.

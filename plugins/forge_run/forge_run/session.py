@@ -293,7 +293,7 @@ class RunSession:
         """Do every stage and say how it ended.
 
         Raises:
-            RunFailed: something broke; trackers were told first.
+            RunFailed: something broke; trackers were informed first.
             UsageError: the config or the data are wrong, and nothing was trained or scored; a new
                 run's folder is removed. Or another process writes the run folder.
             WriterLost: another process has taken over the run folder.

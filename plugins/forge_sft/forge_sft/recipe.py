@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forge_sft.settings import SftSettings
 
 CHECKED_AT_ONCE = 100
-"""Rows that are checked before the event loop has its turn, so that ctrl-C is heard."""
+"""Rows that are checked before the event loop has its turn, so that ctrl-C is noticed."""
 
 
 class SftRecipe:

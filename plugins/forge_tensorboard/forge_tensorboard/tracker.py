@@ -30,7 +30,7 @@ class TensorboardTracker:
         self._writer: SummaryWriter | None = None
 
     def start(self, run: RunInfo) -> None:
-        """Open the event file; what a resumed run does again replaces what stood there."""
+        """Open the event file; what a resumed run repeats replaces what was there."""
         again_from = None if run.resumed_from is None else run.resumed_from + 1
         self._writer = self._make_writer(log_dir=str(run.folder / FOLDER), purge_step=again_from)
 
@@ -53,7 +53,7 @@ class TensorboardTracker:
             self._writer.add_scalar(f"score/{part}", value, step)
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
-        """Episodes stand in ``episodes.jsonl``."""
+        """Episodes are in ``episodes.jsonl``."""
 
     def finish(self, summary: Summary) -> None:
         if self._writer is not None:

@@ -104,7 +104,7 @@ def _causal(
 ) -> torch.Tensor:
     """Causal attention of [B, L, heads, D] each; the same comes out.
 
-    Padding stands behind the tokens of a sequence, where causality hides it from them.
+    Padding comes after the tokens of a sequence, where causality hides it from them.
     """
     output = F.scaled_dot_product_attention(
         q.transpose(1, 2),

@@ -95,7 +95,7 @@ class StopAt:
     @hookimpl
     def forge_step_finished(self, record: StepRecord) -> None:
         if record.step == self.step:
-            raise RunStopped(f"told to stop at step {self.step}")
+            raise RunStopped(f"stopped at step {self.step}, as the test asks")
 
 
 class Run:

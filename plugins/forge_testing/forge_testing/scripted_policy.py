@@ -1,4 +1,4 @@
-"""A policy that says what it was told, for tests of what talks with a policy."""
+"""A policy that gives scripted answers, for tests of what talks with a policy."""
 
 from __future__ import annotations
 

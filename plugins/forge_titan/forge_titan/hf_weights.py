@@ -166,9 +166,9 @@ def _check(
     folder: Path, wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, _Stored]
 ) -> None:
     where = f"model folder {folder}: "
-    lacking = [name for name in wanted if name not in stored]
-    if lacking:
-        raise DataError(f"{where}the weights lack {_some(lacking)}")
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise DataError(f"{where}the weights have no {_some(missing)}")
     wrong = [
         f"{name} is {list(stored[name].shape)} and config.json says {list(shape)}"
         for name, shape in wanted.items()

@@ -139,7 +139,7 @@ class Pipeline:
         return self._score(int(index), hidden)
 
     def _positions(self, positions: torch.Tensor, length: int) -> torch.Tensor:
-        """Padding stands in sequences of its own, none longer than the window."""
+        """Padding is in sequences of its own, none longer than the window."""
         rest = length - positions.numel()
         return torch.cat([positions, torch.arange(rest, device=positions.device) % self._window])
 

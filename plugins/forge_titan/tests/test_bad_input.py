@@ -116,7 +116,7 @@ def test_missing_and_surplus_weights_are_named(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     norm = weights.pop("model.norm.weight")
     save_file(weights, folder / "model.safetensors")
-    assert "the weights lack model.norm.weight" in refusal(folder)
+    assert "the weights have no model.norm.weight" in refusal(folder)
     weights |= {"model.norm.weight": norm, "model.extra.weight": torch.ones(1)}
     save_file(weights, folder / "model.safetensors")
     assert "no place for model.extra.weight" in refusal(folder)

@@ -214,7 +214,7 @@ class Registry(Actor):  # type: ignore[misc]
 
     @concurrent_endpoint
     async def abandon(self, attempt: str, rank: int, reason: str) -> None:
-        """A rank failed: nothing is published, and the other ranks are told."""
+        """A rank failed: nothing is published, and the other ranks are informed."""
         failed = self._attempts.get(attempt)
         if failed is not None and self._publishing.get(failed.version) is failed:
             self._give_up(

@@ -30,7 +30,7 @@ class Entry:
         name: as published.
         dtype: of its elements.
         shape: of the whole tensor.
-        packed: where it lies; None if it stands in the store by itself, as shards.
+        packed: where it lies; None if it is in the store by itself, as shards.
     """
 
     name: str

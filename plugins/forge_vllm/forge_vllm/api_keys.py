@@ -22,7 +22,7 @@ INSTEAD = (
 
 
 def check_sources(serve: Mapping[str, Any]) -> None:
-    """Refuse sources of keys that cannot be read, as far as it can be told before a start.
+    """Refuse sources of keys that cannot be read, as far as that is known before a start.
 
     Raises:
         ConfigError: both are given, one is no text, or there is no such file.

@@ -1,5 +1,5 @@
 """What the generator ``vllm`` refuses, warns of and says of itself before anything starts; as far
-as it can be told without vLLM. Imports nothing heavy."""
+as is known without vLLM. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ OWNED_SERVER_KEYS = {
 
 
 def check_generator(settings: VllmSettings, context: BuildContext) -> None:
-    """Refuse what the generator would refuse, as far as it can be told without vLLM.
+    """Refuse what the generator would refuse, as far as is known without vLLM.
 
     Raises:
         ConfigError: vLLM is not installed, a key is unknown to it or is Forge's, or more than one

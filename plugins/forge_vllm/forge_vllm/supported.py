@@ -53,7 +53,7 @@ def check_model(args: AsyncEngineArgs, *, separate: bool) -> None:
 
 
 def check_early(model: ModelSection, engine: Mapping[str, Any]) -> None:
-    """Refuse before a start what can be told without importing vLLM.
+    """Refuse before a start what can be recognized without importing vLLM.
 
     Args:
         model: the section; its folder may not be there yet.

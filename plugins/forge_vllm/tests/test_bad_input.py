@@ -251,13 +251,13 @@ def test_weights_that_lack_a_tensor(
 
     init = ModelInit.model_validate(small_config["model"]["init"])
     folder = materialize(ModelSection(init=init), tmp_path / "whole", seed=0)
-    lacking = shutil.copytree(folder, tmp_path / "lacking")
-    weights = load_file(lacking / "model.safetensors")
+    missing = shutil.copytree(folder, tmp_path / "missing")
+    weights = load_file(missing / "model.safetensors")
     weights.pop("model.layers.1.mlp.down_proj.weight")
-    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
-    small_config["model"] = {"path": str(lacking)}
+    save_file(weights, missing / "model.safetensors", metadata={"format": "pt"})
+    small_config["model"] = {"path": str(missing)}
     line = fails(small_config)
-    assert str(lacking) in line
+    assert str(missing) in line
     assert "down_proj" in line
 
 

@@ -1,4 +1,4 @@
-"""The options that ``forge generate`` and ``forge chat`` share, and what they stand for."""
+"""The options that ``forge generate`` and ``forge chat`` share, and what they select."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def find(
     step: int | None,
     defaults: Mapping[str, Any] | None = None,
 ) -> PolicySource:
-    """``find_policy``, and a line on standard error for each damaged checkpoint passed over."""
+    """``find_policy``, and a line on standard error for each damaged checkpoint skipped."""
     from forge_run.policy_source import find_policy
 
     source = find_policy(app, name, changes, step=step, defaults=defaults)

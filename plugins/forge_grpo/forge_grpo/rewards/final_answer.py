@@ -20,7 +20,7 @@ LONGEST_NUMBER = 1000
 """Characters; Python refuses to read integers of more than 4,300 digits."""
 
 DECIMAL_COMMA = re.compile(r"-?(?:0,\d+|\d+,\d{1,2}|\d+,\d{4,}|\d{4,},\d+)")
-"""A comma that cannot stand between thousands."""
+"""A comma that does not separate thousands."""
 SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?[eE][+-]?\d{1,2})(?![\w.^{])")
 UPRIGHT = re.compile(r"\\mathrm\{([a-z])\}")
 """A constant such as e, which Math-Verify knows in italics only."""
@@ -61,7 +61,7 @@ def outside_reasoning(sample: RewardSample, tag: str | None) -> str:
 
 
 def tagged(text: str, tag: str | None, *, cut_off: bool) -> str | None:
-    """What stands in the last pair of answer tags, or behind an opening tag that is not closed.
+    """The text in the last pair of answer tags, or after an opening tag that is not closed.
 
     Args:
         text: without the reasoning.

@@ -48,7 +48,7 @@ class Reference:
 class Math:
     """Understands LaTeX (boxed, or between its delimiters), plain numbers and expressions, words.
 
-    What counts in a completion is what stands in its answer tag, else the last boxed expression,
+    What counts in a completion is the text in its answer tag, else the last boxed expression,
     else what follows "answer", else the last line or expression. Reasoning does not count, and an
     answer of words (``Paris``, ``A``, ``12:30``) is compared as text. A percent sign may be left
     out, and so may the name in ``x = 5``.

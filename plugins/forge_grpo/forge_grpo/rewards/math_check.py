@@ -20,7 +20,7 @@ DEADLINE = 10.0
 def check_math(settings: MathSettings, context: BuildContext, tasks: Sequence[Task]) -> None:
     """Refuse tasks whose answer would earn nothing as a completion.
 
-    Plain numbers and words are told at once. For the others ``math`` itself judges each different
+    Plain numbers and words are compared at once. For others ``math`` itself judges each different
     answer, in a process that can be killed: a formula takes 3 to 20 ms, and some never end.
 
     Raises:

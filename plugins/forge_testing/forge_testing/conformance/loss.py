@@ -314,7 +314,7 @@ class _Spy(Mapping[str, T]):
 
 
 def _batch(rows: Rows, untrained: int = 0, dtype: torch.dtype = torch.float64) -> LossBatch:
-    """A loss batch; ``untrained`` sequences without any token stand between the others."""
+    """A loss batch; ``untrained`` sequences without any token are among the others."""
     owners = [i + (untrained if i else 0) for i in range(rows.sequences)]
     sequence = [
         torch.full((len(r),), i) for i, r in zip(owners, rows.policy["logprobs"], strict=False)

@@ -208,7 +208,7 @@ class TorchGenerator:
                 for request in finished:
                     self._requests += 1
                     answer = self._answers.pop(request)
-                    if not answer.done():  # cancelled, and not yet told
+                    if not answer.done():  # cancelled, and not yet answered
                         completions = request.completions
                         answer.set_result([completions[index] for index in sorted(completions)])
                 await asyncio.sleep(0)

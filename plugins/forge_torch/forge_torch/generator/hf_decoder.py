@@ -55,7 +55,7 @@ class _CacheView(Cache):  # type: ignore[misc]
 
 
 class _CacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer. All lengths are told relative to the cache's first live column."""
+    """One layer. All lengths are relative to the cache's first live column."""
 
     is_sliding = False  # keeps all columns; transformers' masks hide those outside a window
 

@@ -1,4 +1,4 @@
-"""``forge_core/contracts`` is the ground floor: it imports nothing else of the kernel."""
+"""``forge_core/contracts`` is the lowest level: it imports nothing else of the kernel."""
 
 from __future__ import annotations
 

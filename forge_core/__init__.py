@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         Tracker,
         Trainer,
         Transport,
+        ValueTrainer,
     )
     from forge_core.contracts.recipe import (
         RecipeContext,
@@ -313,6 +314,7 @@ __all__ = [
     "TransportComponent",
     "Turn",
     "UsageError",
+    "ValueTrainer",
     "WeightManifest",
     "WeightMismatch",
     "WeightsNotFinite",

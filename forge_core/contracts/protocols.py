@@ -298,6 +298,25 @@ class Environment(Protocol):
         ...
 
 
+class ValueTrainer(Trainer, Protocol):
+    """A trainer that gives ``values``: it makes a value head where its loss needs them, and trains,
+    saves and resumes it with the policy. It publishes the policy alone."""
+
+    async def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """Return the value head's numbers for the trained tokens, 0 elsewhere, without a gradient.
+
+        Args:
+            sequences: S sequences; fields are ignored.
+
+        Returns:
+            one array for each sequence. [T] each, float32
+
+        Raises:
+            UsageError: the loss needs no values.
+        """
+        ...
+
+
 @runtime_checkable
 class Transport(Protocol):
     """Carries weights from the trainer to generators. Both ends build one on the same channel.

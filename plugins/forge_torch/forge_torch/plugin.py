@@ -42,7 +42,7 @@ TRAINER = TrainerComponent(
     cautions=trainer_cautions,
     memory=trainer_memory,
     location=trainer_location,
-    gives={"top_logprobs", "log_softmax", "hidden_states"},
+    gives={"top_logprobs", "log_softmax", "hidden_states", "values"},
     summary="Hugging Face causal language models in one process, on CPU or CUDA",
     default=True,
 )

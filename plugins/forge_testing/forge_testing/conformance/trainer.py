@@ -17,7 +17,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -42,6 +42,7 @@ from forge_core import (
     TrainingSection,
     TrainSequence,
     UsageError,
+    ValueTrainer,
     WeightManifest,
     WeightsNotFinite,
 )
@@ -136,7 +137,7 @@ class TrainerConformance(Suite):
             assert result.tokens == results[0].tokens == sum(len(s.tokens) for s in sequences)
             assert result.trained_tokens == sum(sum(s.loss_mask) for s in sequences)
 
-    @pytest.mark.parametrize("output", ["top_logprobs", "log_softmax", "hidden_states"])
+    @pytest.mark.parametrize("output", ["top_logprobs", "log_softmax", "hidden_states", "values"])
     async def test_losses_get_what_they_ask_of_the_policy(
         self, selection: Selection[Trainer], make: MakeTrainer, model_folder: Path, output: str
     ) -> None:
@@ -145,14 +146,46 @@ class TrainerConformance(Suite):
         loss = LOSSES[output].build(bare_context())
         sequences = make_sequences(model_folder)
         plain = PlainLoop(model_folder, loss)
-        expected_loss, expected_norm = plain.step(sequences, RATES[0], temperature=0.7)
+        expected = [plain.step(sequences, rate, temperature=0.7) for rate in RATES[:2]]
         for size in (8, 3, 1):
             trainer = await make(output)
             parts = [sequences[i : i + size] for i in range(0, len(sequences), size)]
-            result = await trainer.train_step(parts, temperature=0.7)
-            assert result.loss == pytest.approx(expected_loss, rel=1e-5)
-            assert result.grad_norm == pytest.approx(expected_norm, rel=1e-5)
+            for expected_loss, expected_norm in expected:
+                result = await trainer.train_step(parts, temperature=0.7)
+                assert result.loss == pytest.approx(expected_loss, rel=1e-5)
+                assert result.grad_norm == pytest.approx(expected_norm, rel=1e-4)
             assert _distance(await _weights(trainer), plain.weights) < 1e-4
+
+    async def test_a_value_head_is_trained_saved_and_resumed_with_the_policy(
+        self,
+        selection: Selection[Trainer],
+        make: MakeTrainer,
+        model_folder: Path,
+        tmp_path: Path,
+    ) -> None:
+        if "values" not in selection.gives:
+            pytest.skip("the trainer gives no values")
+        batches = [[make_sequences(model_folder, seed=seed)] for seed in range(4)]
+        first, second = [cast(ValueTrainer, await make("values")) for _ in range(2)]
+        assert not any(row.any() for row in await first.values(batches[0][0]))
+        for batch in batches[:2]:
+            await first.train_step(batch)
+        await first.save(tmp_path)
+        await second.load(tmp_path)
+        for batch in batches[2:]:
+            values = await first.values(batch[0])
+            for sequence, row, other in zip(
+                batch[0], values, await second.values(batch[0]), strict=True
+            ):
+                assert np.array_equal(row, other)
+                assert row[sequence.loss_mask].all()
+                assert not row[~sequence.loss_mask].any()
+            assert await first.train_step(batch) == await second.train_step(batch)
+        expected, actual = await _weights(first), await _weights(second)
+        assert checksum(actual.items()) == checksum(expected.items())
+        assert not any("value" in name for name in actual), "the value head was published"
+        with pytest.raises(UsageError, match="values"):
+            await cast(ValueTrainer, await make()).values(batches[0][0])
 
     async def test_sequences_that_belong_together_are_not_parted(
         self, make: MakeTrainer, model_folder: Path
@@ -476,7 +509,11 @@ class PlainLoop:
             folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
         self.loss = loss
-        parameters = list(self.model.parameters())
+        self.value_head = torch.nn.Linear(self.model.config.hidden_size, 1)
+        torch.nn.init.zeros_(self.value_head.weight)
+        torch.nn.init.zeros_(self.value_head.bias)
+        parameters = [*self.model.parameters(), *self.value_head.parameters()]
+        self.parameters = parameters
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
             {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
@@ -526,13 +563,14 @@ class PlainLoop:
             "top_logprobs": TopLogprobs(top.indices, top.values),
             "hidden_states": torch.cat([each.hidden_states for each in scores]),
         }
+        outputs["values"] = self.value_head(outputs["hidden_states"]).squeeze(-1)
         if hasattr(self.loss, "terms"):
             outputs["terms"] = self.loss.terms(log_p, batch)
         output = self.loss(torch.cat(logprobs), batch, ModelOutputs(outputs))
         loss = output.sum / output.count
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, 0.5)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -600,6 +638,16 @@ class Shrinks:
         return LossOutput((size - logprobs).sum(), logprobs.numel())
 
 
+class Values:
+    """Squared error of the values, beside cross-entropy."""
+
+    def __call__(
+        self, logprobs: torch.Tensor, batch: LossBatch, outputs: ModelOutputs
+    ) -> LossOutput:
+        error = (outputs.values - batch.field("sampler_logprobs")).square()
+        return LossOutput((0.1 * error - logprobs).sum(), logprobs.numel())
+
+
 class Pairs:
     """Of two sequences, make the chosen one more probable than the other: -log sigmoid of the
     difference of their logprobs, as in DPO (arXiv:2305.18290, eq. 7) without a reference."""
@@ -657,6 +705,9 @@ LOSSES: dict[str, Selection[Loss]] = {
     ),
     "hidden_states": select(
         "loss", lambda settings, context: Shrinks(), needs={"advantages", "hidden_states"}
+    ),
+    "values": select(
+        "loss", lambda settings, context: Values(), needs={"sampler_logprobs", "values"}
     ),
     "pairs": select("loss", lambda settings, context: Pairs(), needs={"chosen"}),
 }

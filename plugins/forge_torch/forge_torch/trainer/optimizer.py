@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,13 +10,15 @@ import torch
 from forge_core import TrainingSection
 
 
-def make_optimizer(model: torch.nn.Module, training: TrainingSection) -> torch.optim.AdamW:
+def make_optimizer(
+    named: Iterable[tuple[str, torch.nn.Parameter]], training: TrainingSection
+) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with weight decay on matrices only.
 
     Vectors (norms and biases) are not decayed: they set scales and offsets, and pulling those to
     zero regularizes nothing. Embeddings are matrices.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for _, p in named if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

@@ -35,12 +35,15 @@ from forge_tensors.loss_step import LossStep, LossSums
 from forge_tensors.named_weights import named_weights
 from forge_tensors.schedule import learning_rate
 from forge_tensors.units import units
+from forge_tensors.value_head import ValueHead
 from forge_torch.checks import check_trainer
 from forge_torch.settings import TorchTrainerSettings
 from forge_torch.trainer.optimizer import load_moments, make_optimizer
 
 STATE_FILE = "trainer_state.pt"
-"""Optimizer moments, steps done and random number generators, beside the weights."""
+"""Optimizer moments, steps done, value head and random number generators, beside the weights."""
+
+VALUES = OutputNeeds(values=True)
 
 
 class TorchTrainer:
@@ -87,7 +90,10 @@ class TorchTrainer:
         # None where positions have no end, as in state-space models.
         config = model.config.get_text_config()
         self._window: int | None = getattr(config, "max_position_embeddings", None)
-        self.optimizer = make_optimizer(model, self.training)
+        self.value_head: ValueHead | None = None
+        if self._needs.values:
+            self.value_head = ValueHead(config.hidden_size, self.device)
+        self.optimizer = make_optimizer(self._named_parameters(), self.training)
         self.reference: CausalLM | None = None
 
     async def train_step(
@@ -108,6 +114,8 @@ class TorchTrainer:
                         needs=self._needs,
                         terms=step.terms(batch.loss_batch),
                     )
+                    if self.value_head is not None:
+                        scores = self.value_head.scored(scores)
                 objective = step.add(scores, batch.loss_batch)
                 if objective.requires_grad:
                     torch.autograd.backward(objective)
@@ -144,6 +152,18 @@ class TorchTrainer:
             rows += batch.rows(scores.logprobs)
         return rows
 
+    async def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        if self.value_head is None:
+            raise UsageError("values were asked for, and the loss of trainer torch needs none")
+        rows: list[FloatArray] = []
+        for part in self._split([sequences]):
+            batch = pack([TrainSequence(s.tokens, s.loss_mask) for s in part], self.device)
+            with torch.no_grad(), self._precision():
+                scores = self.value_head.scored(self.policy.score(batch, needs=VALUES))
+            assert scores.values is not None
+            rows += batch.rows(scores.values)
+        return rows
+
     async def hold_reference(self) -> None:
         self.reference = copy.deepcopy(self.policy)
         self.reference.model.requires_grad_(False)
@@ -161,6 +181,7 @@ class TorchTrainer:
         state = {
             "steps_done": self.steps_done,
             "optimizer": self.optimizer.state_dict(),
+            "value_head": self.value_head.state_dict() if self.value_head is not None else {},
             "cpu_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
         }
@@ -176,6 +197,8 @@ class TorchTrainer:
         self.policy.model.load_state_dict(saved.state_dict())
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
         load_moments(self.optimizer, state["optimizer"])
+        if self.value_head is not None:
+            self.value_head.load_state_dict(state["value_head"])
         self.steps_done = state["steps_done"]
         torch.set_rng_state(state["cpu_rng"])
         if state["cuda_rng"] and self.device.type == "cuda":
@@ -194,7 +217,7 @@ class TorchTrainer:
         Raises:
             RunFailed: something is not finite; weights and optimizer are left as they were.
         """
-        gradients = [p.grad for p in self.policy.model.parameters() if p.grad is not None]
+        gradients = [p.grad for _, p in self._named_parameters() if p.grad is not None]
         if trouble := losses.trouble():
             raise self._failed(trouble)
         if not losses.count or not gradients:
@@ -215,9 +238,15 @@ class TorchTrainer:
         self.optimizer.step()
         return norm
 
+    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """What is trained: the policy, and the value head if there is one."""
+        yield from self.policy.model.named_parameters()
+        if self.value_head is not None:
+            yield from self.value_head.named_parameters(prefix="value_head")
+
     def _check_weights(self) -> None:
         """Raises WeightsNotFinite, which names the tensor."""
-        if trouble := first_not_finite(self.policy.model.named_parameters()):
+        if trouble := first_not_finite(self._named_parameters()):
             raise WeightsNotFinite(
                 f"after step {self.steps_done}: {trouble}", component="trainer torch"
             )
@@ -230,7 +259,7 @@ class TorchTrainer:
         )
 
     def _first_bad_gradient(self) -> str:
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in self._named_parameters():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
                 return f"the gradient of {name} is not finite"
         return "the norm of the gradient overflows"

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from forge_core import ConfigError, Episode, RunFailed, RunInfo, StepRecord, Summary, Task
+from forge_core import (
+    ConfigError,
+    Episode,
+    RunFailed,
+    RunInfo,
+    StepRecord,
+    Summary,
+    Task,
+    UsageError,
+)
 from forge_core.contracts import hookspecs, protocols
 from forge_core.contracts.hookspecs import FAMILY_HOOKS
 from forge_core.contracts.target import call_build
@@ -158,7 +167,15 @@ def test_the_example_of_addhooks(use_example):
     assert manager.hook.forge_judges() == []
 
 
+def test_the_example_of_a_runner(use_example):
+    manager, info = use_example("forge_runner")
+    assert info.status == "ok", info.cause
+    runner = manager.hook.forge_runner(app=None)[0]
+    with pytest.raises(UsageError, match="this installation runs nothing"):
+        runner.prepare("quickstart", {})
+
+
 def test_every_hook_has_its_example_run():
     others = {"forge_presets", "forge_models", "forge_commands", "forge_addhooks"}
-    others |= {"forge_health_checks", "forge_sections"}
+    others |= {"forge_health_checks", "forge_sections", "forge_runner"}
     assert set(HOOKS) == {*FAMILY_HOOKS.values(), *CALLS, *others}

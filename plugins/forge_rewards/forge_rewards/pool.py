@@ -39,12 +39,12 @@ from forge_rewards.frames import PackedSample, pack
 from forge_rewards.process import Limits, Result
 from forge_rewards.reward_worker import (
     MAX_LOST_SAMPLES,
-    RewardWorkerSettings,
     Scores,
     Unit,
     only_lost,
     reward_worker,
 )
+from forge_rewards.settings import RewardWorkerSettings
 
 if TYPE_CHECKING:
     from forge_core import RewardPart

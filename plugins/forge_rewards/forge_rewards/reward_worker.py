@@ -7,24 +7,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from pydantic import Field
-
-from forge_core import BuildContext, Component, RunFailed, Selection, Settings
+from forge_core import Component, RunFailed, Selection
 from forge_core.contracts.built import Takes
 from forge_local.processes.frames import dumps
 from forge_local.processes.logs import tail
-from forge_rewards.confinement import Confinement
 from forge_rewards.frames import PackedSample
 from forge_rewards.process import (
     Attempt,
     DeadlinePassed,
-    Limits,
     ProcessLost,
     Result,
     RewardProcess,
 )
+from forge_rewards.settings import RewardWorkerSettings
 
 MAX_LOST_SAMPLES = 32
 """A part that hangs or crashes on that many samples, and has scored none, fails the run at once;
@@ -48,15 +44,6 @@ class Scores:
     results: dict[int, list[Result]] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
     retried: list[tuple[str, str]] = field(default_factory=list)
-
-
-class RewardWorkerSettings(Settings):
-    """What a worker is given by its pool."""
-
-    opening: bytes = Field(description="pickled parts, context and limits, for the reward process")
-    limits: Mapping[str, Limits] = Field(description="of each part's calls")
-    log: Path | None = Field(description="file for what rewards print; null: our stderr")
-    confinement: Confinement = Field(description="environment and limits of the process")
 
 
 class RewardWorker:
@@ -232,13 +219,9 @@ def reward_worker(settings: RewardWorkerSettings) -> Selection[RewardWorker]:
     return Selection(family="reward", component=REWARD_WORKER, settings=settings)
 
 
-def build_reward_worker(settings: RewardWorkerSettings, context: BuildContext) -> RewardWorker:
-    return RewardWorker(settings)
-
-
 REWARD_WORKER: Component[RewardWorker] = Component(
     name="worker",
     settings=RewardWorkerSettings,
-    build=build_reward_worker,
+    build="forge_rewards.reward_worker:RewardWorker",
     summary="scores samples in a process that can be killed",
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from forge_core import BuildContext, DataError, RewardSample, Task
+from forge_core import BuildContext, DataError, Reward, RewardSample, Task
 from forge_grpo.checks import check_answers
 from forge_grpo.rewards import final_answer
 from forge_grpo.rewards.trial import try_reward
 from forge_grpo.settings import MathSettings
 from forge_rewards.process import Result
-
-MATH = "forge_grpo.rewards.math:Math"
 
 DEADLINE = 10.0
 """Seconds for one answer; the first waits for Math-Verify's grammar to be built."""
@@ -35,7 +34,7 @@ def check_math(settings: MathSettings, context: BuildContext, tasks: Sequence[Ta
     for form in ("{}", "${}$"):  # as it stands, and as a formula
         if doubtful:
             own = [_sample(task, form) for task in doubtful]
-            results = try_reward(MATH, settings, context, own, deadline=DEADLINE)
+            results = try_reward(_Tried(settings), context, own, deadline=DEADLINE)
             pairs = zip(doubtful, results, strict=True)
             failing = [(task, result) for task, result in pairs if result != 1.0]
             doubtful, causes = [task for task, _ in failing], [result for _, result in failing]
@@ -43,6 +42,18 @@ def check_math(settings: MathSettings, context: BuildContext, tasks: Sequence[Ta
         others = len(doubtful) - 1
         more = f" (and {others} other answers)" if others else ""
         raise DataError(_described(doubtful[0], causes[0]) + more)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """``math``, which is imported where it judges."""
+
+    settings: MathSettings
+
+    def build(self, context: BuildContext) -> Reward:
+        from forge_grpo.rewards.math import Math
+
+        return Math(self.settings)
 
 
 def _sample(task: Task, form: str) -> RewardSample:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from pydantic import BaseModel
-
-from forge_core import AnyReward, BuildContext, Component, RewardSample, RunFailed, Selection
+from forge_core import AnyReward, BuildContext, RewardSample, RunFailed
 from forge_local.processes.frames import dumps
 from forge_rewards.frames import pack
 from forge_rewards.process import Attempt, Limits, ProcessLost, Result, RewardProcess
 
 
+class Tried(Protocol):
+    """A reward with its settings, as the process that judges is given it."""
+
+    def build(self, context: BuildContext) -> AnyReward:
+        """Make the reward."""
+
+
 def try_reward(
-    reward: str,
-    settings: BaseModel,
+    reward: Tried,
     context: BuildContext,
     samples: Sequence[RewardSample],
     *,
@@ -24,9 +29,8 @@ def try_reward(
     """Judge samples as a run would, and wait for the results; a process is gone when this returns.
 
     Args:
-        reward: what builds it, ``"module:attribute"``, as its component says.
-        settings: what it is built with.
-        context: the same.
+        reward: picklable.
+        context: what it is built with.
         samples: to judge.
         deadline: seconds for each.
 
@@ -38,11 +42,7 @@ def try_reward(
         RunFailed: its process does not start.
     """
     limits = Limits(deadline)
-    component: Component[AnyReward] = Component(
-        name="tried", settings=type(settings), build=reward, summary=""
-    )
-    tried = dumps(Selection(family="reward", component=component, settings=settings))
-    opening = dumps(({"reward": tried}, dumps(context), {"reward": limits}))
+    opening = dumps(({"reward": dumps(reward)}, dumps(context), {"reward": limits}))
     results: list[Result] = []
     while len(results) < len(samples):
         process = RewardProcess(opening, log=None)

@@ -40,6 +40,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
     "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),
-    "doctor": ("forge_core.cli.doctor:doctor", "Say what is installed and what is wrong with it."),
 }
 """Command -> (module:attribute, one-line help). The help stands here, so it costs no import."""

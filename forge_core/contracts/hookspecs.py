@@ -429,7 +429,6 @@ def forge_health_checks() -> Iterable[Finding]:  # type: ignore[empty-body]
     """Contribute rows of ``forge doctor``.
 
     Called each time somebody asks for the report. An exception is a row of level ``error``.
-    ``forge_core.doctor.engines.Engine`` makes the row of a package that a plugin drives.
 
     .. code-block:: python
 

@@ -22,6 +22,7 @@ WORDS = {
     "arithmetic": "a word",
     "chat": "a word",
     "console": "a class of the package rich",
+    "doctor": "a word",
     "jsonl": "a file format",
     "local": "a word",
     "math": "a module of Python",
@@ -71,7 +72,7 @@ def pattern(name: str) -> re.Pattern[str]:
     return re.compile(where, re.IGNORECASE)
 
 
-PROMISED = {"forge run", "forge plan", "forge runs", "forge model"}
+PROMISED = {"forge run", "forge plan", "forge runs", "forge model", "forge doctor"}
 """Commands that the contracts explain themselves with, whichever plugin brings them."""
 
 ENGINES = ("vllm", "titan", "monarch", "torchstore")

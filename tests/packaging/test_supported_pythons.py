@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.tested_versions import TESTED_PYTHONS
+from forge_doctor.tested_versions import TESTED_PYTHONS
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/pyproject.toml"))]

@@ -13,9 +13,10 @@ import forge_titan.checks
 import forge_torchstore.checks
 import forge_vllm.argument_names
 from forge_core import Finding
-from forge_core.doctor import engines, machine, of_plugins, packages
 from forge_core.plugins.manager import PluginManager
-from forge_core.tested_versions import TESTED_VERSIONS
+from forge_doctor import engines, machine, packages
+from forge_doctor.report import of_plugins
+from forge_doctor.tested_versions import TESTED_VERSIONS
 
 ENGINES = {
     "vllm": forge_vllm.argument_names.TESTED,

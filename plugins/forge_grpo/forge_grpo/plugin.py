@@ -134,7 +134,7 @@ def forge_datasets() -> Iterable[DatasetComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.packages import version
+    from forge_doctor.packages import version
 
     yield version("math-verify", tested="0.9.0")
 

@@ -30,7 +30,7 @@ def forge_runtimes() -> Iterable[RuntimeComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.engines import Engine
+    from forge_doctor.engines import Engine
 
     yield Engine(plugin="forge-rl-monarch", tested=TESTED, package="torchmonarch").finding()
 

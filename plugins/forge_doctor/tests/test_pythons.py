@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from forge_core.doctor import machine
+from forge_doctor import machine
 
 
 @pytest.mark.parametrize(

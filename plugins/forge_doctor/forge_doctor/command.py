@@ -6,8 +6,8 @@ import os
 
 import click
 
-from forge_core.app import Forge
-from forge_core.doctor import examine
+from forge_core import Forge
+from forge_doctor.report import examine
 
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 

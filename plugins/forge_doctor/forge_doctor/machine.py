@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_core.contracts.health import Finding
+from forge_core import Finding
 from forge_core.host_memory import host_memory
-from forge_core.tested_versions import TESTED_PYTHONS, TESTED_VERSIONS
+from forge_doctor.tested_versions import TESTED_PYTHONS, TESTED_VERSIONS
 
 GIB = 2**30
 
@@ -138,7 +138,7 @@ def output_folder(folder: Path) -> Finding:
 
 
 def run_folders(environ: Mapping[str, str]) -> Path:
-    from forge_core.contracts.sections import CheckpointingSection
+    from forge_core import CheckpointingSection
 
     default = CheckpointingSection.model_validate({}).output_dir
     return Path(environ.get("FORGE_CHECKPOINTING__OUTPUT_DIR", default))

@@ -9,8 +9,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from forge_core.contracts.health import Finding
-from forge_core.doctor.packages import installed_version
+from forge_core import Finding
+from forge_doctor.packages import installed_version
 
 CUDA_DRIVER = Path("/proc/driver/nvidia/version")
 """Exists where a CUDA driver is loaded."""

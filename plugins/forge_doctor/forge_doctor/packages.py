@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator, Sequence
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from forge_core.contracts.health import Finding
+from forge_core import Finding
 from forge_core.plugins.discovery import KERNEL
 from forge_core.plugins.info import PluginInfo
 from forge_core.plugins.manager import PluginManager
-from forge_core.tested_versions import TESTED_VERSIONS
+from forge_doctor.tested_versions import TESTED_VERSIONS
 
 
 def installed_version(distribution: str) -> str | None:

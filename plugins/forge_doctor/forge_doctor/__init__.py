@@ -1,0 +1,1 @@
+"""``forge doctor``: what is installed, what this machine has, and what of it stops runs."""

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from forge_core import BuildContext, Component, Selection, Settings
-from forge_core.services import Service
 from forge_monarch.monarch_api import load
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_services import Service
 from forge_testing.context import bare_context
 
 PAYLOAD = b"x" * 100

@@ -68,9 +68,9 @@ class ForgePeer(Peer):
             Selection,
             TrainingSection,
         )
-        from forge_core.services.service import Service
         from forge_local.runtime import LocalRuntime
         from forge_models.folder import load_model
+        from forge_services.service import Service
         from forge_torch.plugin import SHM
         from forge_torch.settings import ShmSettings
         from forge_vllm.plugin import GENERATOR
@@ -103,7 +103,7 @@ class ForgePeer(Peer):
         return sum(len(completion.tokens) for (completion,) in answers)
 
     async def update(self) -> float:
-        from forge_core.services.weight_update import update_weights
+        from forge_services.weight_update import update_weights
 
         self._version += 1
         # Publishing is the trainer's time.

@@ -7,10 +7,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$FORGE_ROOT"
 
 TORCH_FREE=(
-    tests/config tests/plugins tests/services tests/watchdog
+    tests/config tests/plugins
     plugins/forge_local/tests plugins/forge_rewards/tests plugins/forge_run/tests
-    plugins/forge_doctor/tests plugins/forge_rollouts/tests plugins/forge_console/tests
-    plugins/forge_sft/tests/test_jsonl.py
+    plugins/forge_doctor/tests plugins/forge_rollouts/tests plugins/forge_services/tests
+    plugins/forge_console/tests plugins/forge_sft/tests/test_jsonl.py
     plugins/forge_grpo/tests/test_arithmetic.py plugins/forge_grpo/tests/test_rewards.py
 )
 # Of these, what imports torch or uses a model; forge doctor's own tests, which want an environment

@@ -20,7 +20,7 @@ class ServiceOptions:
     """How a service treats its replicas.
 
     Args:
-        routing: which replica a call goes to; see ``forge_core.services.routing``.
+        routing: which replica a call goes to; ``docs/services.md`` says how each chooses.
         concurrency: most calls in flight on a replica; more wait in order of arrival.
         retry: a call whose replica died is made again on another one, and dead replicas are
             started again. False for components whose state cannot be made again (trainers): a

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from forge_core import Component, Placement, ReplicaDied, RunFailed, Selection, ServiceOptions
-from forge_core.services import Service
 from forge_local.processes.descendants import descendants
 from forge_local.runtime import LocalRuntime
+from forge_services import Service
 from forge_testing.context import bare_context
 from tests.chaos.cases import PATIENCE, Area, Wrong
 from tests.chaos.subject import NoSettings

@@ -24,9 +24,9 @@ from forge_core import (
     Task,
     hookimpl,
 )
-from forge_core.watchdog import Watchdog
 from forge_rollouts.episodes import rollout_group
 from forge_run.environment import GuardedEnvironment
+from forge_services.watchdog import Watchdog
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.runs import lines_of, small_config
 from forge_testing.scripted_policy import ScriptedPolicy

@@ -28,10 +28,10 @@ from forge_core import (
     hookimpl,
 )
 from forge_core.plugins.manager import PluginManager
-from forge_core.watchdog import Watchdog
 from forge_run import listener, observers
 from forge_run.events import EventBus
 from forge_run.trackers.jsonl import JsonlTracker
+from forge_services.watchdog import Watchdog
 from forge_testing.runs import lines_of, small_config
 
 METHODS = ["start", "step", "event", "episodes", "finish"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from forge_chat.prompts import GivenPrompt, encode
 from forge_core import Completion, DataError, Sampling, UsageError
-from forge_core.services.service import Service
+from forge_services.service import Service
 
 if TYPE_CHECKING:
     from forge_core import Generator

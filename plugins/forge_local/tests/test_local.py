@@ -17,8 +17,8 @@ from forge_core import (
     Selection,
     Settings,
 )
-from forge_core.services import Health, Service
 from forge_local.runtime import LocalRuntime
+from forge_services import Health, Service
 from forge_testing.context import bare_context
 
 

@@ -21,11 +21,11 @@ from forge_core import (
     Settings,
     UsageError,
 )
-from forge_core.services import Service
 from forge_local import rank_results
 from forge_local.devices import DeviceTable
 from forge_local.processes.logs import LOG_LIMIT, older
 from forge_local.runtime import LocalRuntime
+from forge_services import Service
 from forge_testing.context import bare_context
 
 

@@ -10,11 +10,11 @@ import pytest
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, this_host
 
 from forge_core import BuildContext, Component, Placement, Selection, Settings
-from forge_core.services import Service
 from forge_monarch import MonarchActor
 from forge_monarch.plugin import MONARCH
 from forge_monarch.runtime import MonarchRuntime
 from forge_monarch.settings import MonarchSettings
+from forge_services import Service
 from forge_testing.context import bare_context
 
 

@@ -24,11 +24,11 @@ import pytest
 import torch
 
 from forge_core import Placement, ReplicaDied, ReplicaSpec, Selection, derive_seed
-from forge_core.services import Health, Service
 from forge_models.folder import load_model
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
 from forge_run.data.order import TaskOrder
+from forge_services import Health, Service
 from forge_testing.conformance.runtime import PROBE, ProbeSettings
 from forge_testing.context import bare_context
 from forge_testing.distributions import FakeSite

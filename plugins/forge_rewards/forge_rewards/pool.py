@@ -29,8 +29,6 @@ from forge_core import (
     UsageError,
 )
 from forge_core.contracts.built import Takes
-from forge_core.services.service import Service
-from forge_core.watchdog import EventSink, Watchdog
 from forge_local.processes.frames import dumps
 from forge_local.processes.logs import tail
 from forge_local.runtime import LocalRuntime
@@ -45,6 +43,8 @@ from forge_rewards.reward_worker import (
     reward_worker,
 )
 from forge_rewards.settings import RewardWorkerSettings
+from forge_services.service import Service
+from forge_services.watchdog import EventSink, Watchdog
 
 if TYPE_CHECKING:
     from forge_core import RewardPart

@@ -10,9 +10,9 @@ from forge_run import durable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge_core.services.replica import LiveReplica
-    from forge_core.services.service import Service
-    from forge_core.watchdog import EventSink
+    from forge_services.replica import LiveReplica
+    from forge_services.service import Service
+    from forge_services.watchdog import EventSink
 
 
 class Addresses:

@@ -24,7 +24,7 @@ from forge_rollouts.places import Places
 
 if TYPE_CHECKING:
     from forge_core import Environment, EnvironmentKeys, Interaction, Selection
-    from forge_core.watchdog import EventSink
+    from forge_services.watchdog import EventSink
 
 MOST_FAILED_GROUPS = 32
 """Groups in a row of which every episode failed, after which the run fails."""

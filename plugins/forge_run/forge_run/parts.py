@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from forge_core import Episode, Group, ServiceOptions, TrainSequence, UsageError
-from forge_core.services.service import Service
 from forge_local.runtime import LocalRuntime
 from forge_rollouts.component import replay_buffer
 from forge_rollouts.rollouts import Rollouts, rollouts
@@ -23,6 +22,7 @@ from forge_run.inputs import Inputs, selected
 from forge_run.publishing import changes
 from forge_run.recipe_services import RecipeServices
 from forge_run.running import Running
+from forge_services.service import Service
 
 if TYPE_CHECKING:
     from forge_core import BuildContext, FloatArray, RecipeContext, RolloutOptions, StageConfig

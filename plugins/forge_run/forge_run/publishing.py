@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from forge_core import RunFailed
 from forge_core.contracts.blame import blaming
-from forge_core.services.weight_update import update_weights
+from forge_services.weight_update import update_weights
 
 if TYPE_CHECKING:
     from forge_core import Selection, Transport, WeightManifest
-    from forge_core.services.service import Service
+    from forge_services.service import Service
 
 
 _PURE = frozenset({"logprobs", "publish", "hold_reference", "save", "load"})

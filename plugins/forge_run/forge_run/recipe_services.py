@@ -12,9 +12,9 @@ from forge_run.checkpoint import SERVICES
 
 if TYPE_CHECKING:
     from forge_core import BuildContext, StageConfig
-    from forge_core.services.service import Service
     from forge_run.running import Running
     from forge_run.session import RunSession
+    from forge_services.service import Service
 
 
 def channel_of(stage: str, publisher: str) -> str:

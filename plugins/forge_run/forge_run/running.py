@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_core.services.service import Service
+from forge_services.service import Service
 
 if TYPE_CHECKING:
     from forge_core import BuildContext, Placement, Runtime, Selection, ServiceOptions

@@ -31,7 +31,6 @@ from forge_core.config.in_force import lock_trouble
 from forge_core.config.reach import check_transport
 from forge_core.contracts.blame import blaming, blaming_plugin, described, is_foreign, with_notes
 from forge_core.manifest import verify, verify_model
-from forge_core.watchdog import Watchdog, caller
 from forge_local.devices import check_device
 from forge_models.folder import check_init, check_model, check_named_model
 from forge_run import interrupt
@@ -61,6 +60,7 @@ from forge_run.trackers.jsonl import troubles
 from forge_run.trackers.lines import METRICS, JsonLines
 from forge_run.unused import check_evaluation, unused_keys
 from forge_run.writer import Writer, check_free
+from forge_services.watchdog import Watchdog, caller
 
 if TYPE_CHECKING:
     from forge_core import (

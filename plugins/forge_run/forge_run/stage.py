@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_core import Episode, Sampling, Step, Task, TrainSequence, UsageError
-from forge_core.services.service import Service
 from forge_run.evaluation import evaluate
 from forge_run.inputs import Inputs
 from forge_run.loop import Loop, Moment
 from forge_run.parts import Parts
 from forge_run.publishing import Publishing
+from forge_services.service import Service
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

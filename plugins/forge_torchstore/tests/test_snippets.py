@@ -15,9 +15,9 @@ import torch
 from monarch.actor import this_host
 
 from forge_core import BuildContext, Component, Placement, Selection, Settings
-from forge_core.services import Service
 from forge_monarch.plugin import MONARCH
 from forge_monarch.settings import MonarchSettings
+from forge_services import Service
 from forge_torchstore import torchstore_api
 from forge_torchstore.plugin import TORCHSTORE
 from forge_torchstore.settings import TorchStoreSettings

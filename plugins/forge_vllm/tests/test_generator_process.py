@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from forge_core import FanoutError, ModelSection, Sampling, Selection, ServiceOptions, Transport
-from forge_core.services.service import Service
-from forge_core.services.weight_update import update_weights
 from forge_local.runtime import LocalRuntime
 from forge_models.folder import load_model, materialize
+from forge_services.service import Service
+from forge_services.weight_update import update_weights
 from forge_testing.context import bare_context
 from forge_testing.policies import Versions, policy_init
 from forge_torch.plugin import SHM

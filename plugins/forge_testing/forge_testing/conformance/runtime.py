@@ -41,7 +41,7 @@ from forge_core import (
     UsageError,
     WeightManifest,
 )
-from forge_core.services import Health, Service, update_weights
+from forge_services import Health, Service, update_weights
 from forge_testing.conformance.suite import Suite
 from forge_testing.context import bare_context, select
 

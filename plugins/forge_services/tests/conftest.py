@@ -22,9 +22,9 @@ from forge_core import (
     TrainingSection,
     WeightManifest,
 )
-from forge_core.services import Service
 from forge_local.component_host import ComponentHost
 from forge_local.runtime import LocalReplica, LocalRuntime
+from forge_services import Service
 
 
 class WorkerSettings(Settings):

@@ -1,8 +1,8 @@
 """Services: replicas of one component behind one handle (``service.Service``)."""
 
-from forge_core.services.metrics import Health, ReplicaStatus, ServiceStatus
-from forge_core.services.service import Service
-from forge_core.services.weight_update import update_weights
+from forge_services.metrics import Health, ReplicaStatus, ServiceStatus
+from forge_services.service import Service
+from forge_services.weight_update import update_weights
 
 __all__ = [
     "Health",

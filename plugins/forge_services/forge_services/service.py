@@ -16,20 +16,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from forge_core.answers import check_answer
-from forge_core.contracts.context import BuildContext, Placement
-from forge_core.contracts.errors import FanoutError, ReplicaDied
-from forge_core.contracts.protocols import Runtime
-from forge_core.contracts.selection import Selection
-from forge_core.contracts.services import ReplicaSpec, ServiceOptions
-from forge_core.contracts.types import StepResult
-from forge_core.services.method import Method
-from forge_core.services.metrics import Counters, ServiceStatus
-from forge_core.services.replica import LiveReplica
-from forge_core.services.rotation import Rotation
-from forge_core.services.routing import RoutedCall
-from forge_core.services.supervisor import ReplicaSupervisor, RestartHook
-from forge_core.watchdog import EventSink, Watchdog, caller
+from forge_core import (
+    BuildContext,
+    FanoutError,
+    Placement,
+    ReplicaDied,
+    ReplicaSpec,
+    Runtime,
+    Selection,
+    ServiceOptions,
+    StepResult,
+)
+from forge_services.answers import check_answer
+from forge_services.method import Method
+from forge_services.metrics import Counters, ServiceStatus
+from forge_services.replica import LiveReplica
+from forge_services.rotation import Rotation
+from forge_services.routing import RoutedCall
+from forge_services.supervisor import ReplicaSupervisor, RestartHook
+from forge_services.watchdog import EventSink, Watchdog, caller
 
 _pinned: ContextVar[Mapping[int, LiveReplica] | None] = ContextVar("pinned", default=None)
 """Replica of the open session for each service, by the service's id."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forge_core.contracts.services import RoutingName
-from forge_core.services.replica import LiveReplica
+from forge_core import RoutingName
+from forge_services.replica import LiveReplica
 
 BLOCK = 16
 """Tokens (or items of any other sequence) that prefixes are compared by."""

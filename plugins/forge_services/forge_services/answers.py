@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_core.contracts.blame import title
-from forge_core.contracts.context import BuildContext
-from forge_core.contracts.errors import RunFailed
-from forge_core.contracts.selection import Selection
-from forge_core.contracts.types import (
+from forge_core import (
+    BuildContext,
     Completion,
+    RunFailed,
     Sampling,
+    Selection,
     StepResult,
     TrainSequence,
     WeightManifest,
 )
+from forge_core.contracts.blame import title
 
 _ONE_ANSWER: Mapping[tuple[str, str], type] = {
     ("generator", "stats"): Mapping,
@@ -28,7 +28,7 @@ _ONE_ANSWER: Mapping[tuple[str, str], type] = {
     ("trainer", "publish"): WeightManifest,
 }
 """Family and method -> what is returned. ``update_weights`` has its own check
-(``forge_core.services.weight_update``)."""
+(``forge_services.weight_update``)."""
 
 
 def check_answer(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from forge_core.contracts.errors import ReplicaDied
-from forge_core.contracts.protocols import Replica
+from forge_core import Replica, ReplicaDied
 from forge_core.deadline import DeadlineExceeded, await_within
 
 

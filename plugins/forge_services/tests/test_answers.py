@@ -22,8 +22,8 @@ from forge_core import (
     TrainSequence,
     WeightManifest,
 )
-from forge_core.services.service import Service
 from forge_local.runtime import LocalRuntime
+from forge_services.service import Service
 
 COMPLETION = Completion((1, 2), (-0.5, -0.25), (0, 0), "stop")
 SEQUENCE = TrainSequence(tokens=(1, 2, 3), loss_mask=(False, True, True))

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forge_core.contracts.errors import ReplicaDied, RunFailed
-from forge_core.contracts.services import ServiceOptions
-from forge_core.services.metrics import Counters
-from forge_core.services.replica import LiveReplica
-from forge_core.services.routing import ROUTERS, RoutedCall
+from forge_core import ReplicaDied, RunFailed, ServiceOptions
+from forge_services.metrics import Counters
+from forge_services.replica import LiveReplica
+from forge_services.routing import ROUTERS, RoutedCall
 
 
 @dataclass(slots=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from forge_core.contracts.errors import FanoutError, ReplicaDied, WeightMismatch
-from forge_core.contracts.types import WeightManifest
-from forge_core.services.replica import LiveReplica
-from forge_core.services.service import Service
+from forge_core import FanoutError, ReplicaDied, WeightManifest, WeightMismatch
+from forge_services.replica import LiveReplica
+from forge_services.service import Service
 
 
 async def update_weights(service: Service, manifest: WeightManifest) -> None:

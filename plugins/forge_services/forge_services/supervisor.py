@@ -9,14 +9,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forge_core import ForgeError, ReplicaDied, ReplicaSpec, RunFailed, Runtime, ServiceOptions
 from forge_core.contracts.blame import with_notes
-from forge_core.contracts.errors import ForgeError, ReplicaDied, RunFailed
-from forge_core.contracts.protocols import Runtime
-from forge_core.contracts.services import ReplicaSpec, ServiceOptions
-from forge_core.services.metrics import Counters, Health, ReplicaStatus, ServiceStatus
-from forge_core.services.replica import LiveReplica
-from forge_core.services.rotation import Rotation
-from forge_core.watchdog import EventSink
+from forge_services.metrics import Counters, Health, ReplicaStatus, ServiceStatus
+from forge_services.replica import LiveReplica
+from forge_services.rotation import Rotation
+from forge_services.watchdog import EventSink
 
 RestartHook = Callable[[LiveReplica], Awaitable[None]]
 

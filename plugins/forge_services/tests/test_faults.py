@@ -8,7 +8,7 @@ import time
 import pytest
 
 from forge_core import FanoutError, ReplicaDied, RunFailed, ServiceOptions
-from forge_core.services import Health
+from forge_services import Health
 
 
 async def until(condition):

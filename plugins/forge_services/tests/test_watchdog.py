@@ -11,9 +11,9 @@ import time
 import pytest
 
 from forge_core import Component, Selection, Settings
-from forge_core.services import Service
-from forge_core.watchdog import Watchdog, caller
 from forge_local.runtime import LocalRuntime
+from forge_services import Service
+from forge_services.watchdog import Watchdog, caller
 from forge_testing.context import bare_context
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from forge_core.services.service import Service
+    from forge_services.service import Service
 
 
 class Method:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from forge_core import FanoutError, ReplicaDied, RunFailed, WeightManifest, WeightMismatch
-from forge_core.services import Health, update_weights
+from forge_services import Health, update_weights
 
 
 def manifest(version):

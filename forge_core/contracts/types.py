@@ -26,6 +26,20 @@ if TYPE_CHECKING:
         Ints,
     )
 
+_converting: Any = None
+
+
+def _conversion() -> Any:
+    """``forge_core.contracts.conversion``, whose numpy is loaded with the first token data. An
+    ``import`` in each constructor would take longer than all the rest of it."""
+    global _converting
+    if _converting is None:
+        from forge_core.contracts import conversion
+
+        _converting = conversion
+    return _converting
+
+
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -126,12 +140,11 @@ class Completion:
     def __init__(
         self, tokens: Ints, logprobs: Floats, versions: Ints, finish_reason: FinishReason
     ) -> None:
-        from forge_core.contracts.conversion import floats, ints
-
+        convert = _conversion()
         put = object.__setattr__
-        put(self, "tokens", ints(tokens, "tokens"))
-        put(self, "logprobs", floats(logprobs, "logprobs"))
-        put(self, "versions", ints(versions, "versions"))
+        put(self, "tokens", convert.ints(tokens, "tokens"))
+        put(self, "logprobs", convert.floats(logprobs, "logprobs"))
+        put(self, "versions", convert.ints(versions, "versions"))
         put(self, "finish_reason", finish_reason)
         if not len(self.tokens) == len(self.logprobs) == len(self.versions):
             raise ValueError(
@@ -143,8 +156,7 @@ class Completion:
         return _equal(self, other)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
-        from forge_core.contracts.conversion import packed
-
+        packed = _conversion().packed
         buffers = (
             packed(self.tokens, protocol),
             packed(self.logprobs, protocol),
@@ -213,19 +225,16 @@ class Turn:
         tokens: Ints,
         completion: Completion | None = None,
     ) -> None:
-        from forge_core.contracts.conversion import ints
-
         put = object.__setattr__
         put(self, "kind", kind)
-        put(self, "tokens", ints(tokens, f"tokens of a {kind}"))
+        put(self, "tokens", _conversion().ints(tokens, f"tokens of a {kind}"))
         put(self, "completion", completion)
 
     def __eq__(self, other: object) -> bool:
         return _equal(self, other)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
-        from forge_core.contracts.conversion import packed
-
+        packed = _conversion().packed
         said = self.completion
         if said is not None and said.tokens is self.tokens:
             return _unpickled_turn, (self.kind, None, said)
@@ -292,27 +301,29 @@ class Episode:
     @property
     def tokens(self) -> IntArray:
         """All token ids, in order; made when asked for. [T] int32"""
-        import numpy as np
-
-        from forge_core.contracts.conversion import joined
-
-        joined_tokens: IntArray = joined([turn.tokens for turn in self.turns], np.int32)
-        return joined_tokens
+        joined: IntArray = _conversion().joined([turn.tokens for turn in self.turns], "int32")
+        return joined
 
     @property
     def loss_mask(self) -> BoolArray:
         """True where a token was sampled by the policy: from roles, never from token values. [T]"""
         import numpy as np
 
-        sampled = [turn.kind == "completion" for turn in self.turns]
-        return np.repeat(np.array(sampled, np.bool_), [len(turn.tokens) for turn in self.turns])
+        mask = np.zeros(sum([len(turn.tokens) for turn in self.turns]), np.bool_)
+        start = 0
+        for turn in self.turns:
+            end = start + len(turn.tokens)
+            if turn.kind == "completion":
+                mask[start:end] = True
+            start = end
+        return mask
 
     @property
     def logprobs(self) -> FloatArray:
         """Sampler's logprob of every token, 0 where it was not sampled. [T] float32"""
         import numpy as np
 
-        values = np.zeros(sum(len(turn.tokens) for turn in self.turns), np.float32)
+        values = np.zeros(sum([len(turn.tokens) for turn in self.turns]), np.float32)
         for start, completion in self._completions():
             values[start : start + len(completion.tokens)] = completion.logprobs
         return values
@@ -322,7 +333,7 @@ class Episode:
         """Policy version that sampled each token, -1 where it was not sampled. [T] int32"""
         import numpy as np
 
-        values = np.full(sum(len(turn.tokens) for turn in self.turns), -1, np.int32)
+        values = np.full(sum([len(turn.tokens) for turn in self.turns]), -1, np.int32)
         for start, completion in self._completions():
             values[start : start + len(completion.tokens)] = completion.versions
         return values
@@ -350,7 +361,7 @@ class Episode:
     @property
     def completion_length(self) -> int:
         """Tokens that the policy sampled in all turns."""
-        return sum(len(turn.tokens) for turn in self.turns if turn.kind == "completion")
+        return sum([len(turn.tokens) for turn in self.turns if turn.kind == "completion"])
 
 
 @dataclass(slots=True)
@@ -504,16 +515,15 @@ class TrainSequence:
         fields: Mapping[str, float | Floats] = MappingProxyType({}),
         group: int | None = None,
     ) -> None:
-        from forge_core.contracts.conversion import flags, ints, number_or_floats
-
+        convert = _conversion()
         put = object.__setattr__
-        put(self, "tokens", ints(tokens, "tokens"))
-        put(self, "loss_mask", flags(loss_mask, "loss_mask"))
+        put(self, "tokens", convert.ints(tokens, "tokens"))
+        put(self, "loss_mask", convert.flags(loss_mask, "loss_mask"))
         length = len(self.tokens)
         if len(self.loss_mask) != length:
             raise ValueError(f"loss_mask has {len(self.loss_mask)} entries for {length} tokens")
         checked = {
-            name: number_or_floats(value, length, f"field {name!r}")
+            name: convert.number_or_floats(value, length, f"field {name!r}")
             for name, value in fields.items()
         }
         put(self, "fields", checked)
@@ -531,8 +541,7 @@ class TrainSequence:
         return all(equal(one, another) for one, another in pairs)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> tuple[Any, ...]:
-        from forge_core.contracts.conversion import packed
-
+        packed = _conversion().packed
         fields = {
             name: value if isinstance(value, float) else packed(value, protocol)
             for name, value in self.fields.items()

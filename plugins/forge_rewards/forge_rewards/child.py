@@ -82,7 +82,7 @@ def _serve(channel: Channel) -> None:
     with asyncio.Runner() as runner:  # one loop for all batches: clients and their pools live on it
         while (batch := channel.read()) is not None:
             packed, units = pickle.loads(batch)
-            samples = {index: unpack(sample) for index, sample in packed.items()}
+            samples = unpack(packed)
             channel.write(Kind.READY)  # the batch was read: the first call's time begins now
             calls = [
                 _Call(number, parts[part], [samples[index] for index in indexes])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
 from enum import IntEnum
@@ -57,16 +58,32 @@ PackedSample = tuple[tuple[Any, ...], tuple[Any, ...], tuple[tuple[Any, ...], ..
 """A sample without its classes: pickling frozen dataclasses takes twenty times as long."""
 
 
-def pack(sample: RewardSample) -> PackedSample:
-    messages = tuple((each.role, each.content, each.extra) for each in sample.messages)
-    return _TASK_FIELDS(sample.task), _SAMPLE_FIELDS(sample), messages
+def pack(samples: Mapping[int, RewardSample]) -> dict[int, PackedSample]:
+    """Samples by index; those of one task share it."""
+    tasks: dict[int, tuple[Any, ...]] = {}
+    packed = {}
+    for index, sample in samples.items():
+        task = sample.task
+        fields = tasks.get(id(task))
+        if fields is None:
+            fields = tasks[id(task)] = _TASK_FIELDS(task)
+        messages = tuple([(each.role, each.content, each.extra) for each in sample.messages])
+        packed[index] = fields, _SAMPLE_FIELDS(sample), messages
+    return packed
 
 
-def unpack(packed: PackedSample) -> RewardSample:
-    task, rest, messages = packed
-    conversation = tuple(Message(*message) for message in messages)
-    values: tuple[Any, ...] = (Task(*task), *rest, conversation)
-    return RewardSample(*values)
+def unpack(packed: Mapping[int, PackedSample]) -> dict[int, RewardSample]:
+    """The samples that were packed, by index."""
+    tasks: dict[int, Task] = {}
+    samples = {}
+    for index, (its_task, rest, messages) in packed.items():
+        task = tasks.get(id(its_task))
+        if task is None:
+            task = tasks[id(its_task)] = Task(*its_task)
+        conversation = tuple([Message(*message) for message in messages])
+        values: tuple[Any, ...] = (task, *rest, conversation)
+        samples[index] = RewardSample(*values)
+    return samples
 
 
 class Channel:

@@ -367,7 +367,7 @@ class _Call:
     def samples_of(self, units: Sequence[Unit]) -> dict[int, PackedSample]:
         """The samples that units need, as the worker reads them."""
         indexes = {index for _, indexes in units for index in indexes}
-        return {index: pack(self.samples[index]) for index in indexes}
+        return pack({index: self.samples[index] for index in indexes})
 
     def of(self, part: str) -> list[Result]:
         return [result for (name, _), result in self.results.items() if name == part]

@@ -38,6 +38,10 @@ _FOREIGN = "something else has written to the channel of the reward process"
 
 _CHUNK = 1 << 16
 
+_TOGETHER = 2e-4
+"""Seconds in which records come together before they are read: to be woken for each costs more
+than most rewards."""
+
 
 class ProcessLost(Exception):
     """The process died, or passed a limit; the message is the cause."""
@@ -194,7 +198,9 @@ class RewardProcess:
         for number, call in enumerate(calls):
             if not call.is_async:
                 attempt.under_way = [number]
-                record = self._receive(time.monotonic() + call.deadline, call.late)
+                limit = time.monotonic() + call.deadline
+                together = _TOGETHER if number + 1 < len(calls) else 0.0
+                record = self._receive(limit, call.late, together)
                 attempt.take(record, call)
                 last = number
         attempt.under_way = []
@@ -246,18 +252,22 @@ class RewardProcess:
             except ConnectionError:
                 raise ProcessLost(self._end()) from None
 
-    def _receive(self, limit: float, late: str) -> _Record:
-        """The next record."""
-        header = self._read(RECORD.size, limit, late)
+    def _receive(self, limit: float, late: str, together: float = 0.0) -> _Record:
+        """The next record; where there is none yet, what else comes in so many seconds after it is
+        read with it."""
+        header = self._read(RECORD.size, limit, late, together)
         secret, number, kind, call, value, size = RECORD.unpack(header)
         if (secret, number) != (self._secret, self._number):
             raise ProcessLost(_FOREIGN)
         self._number += 1
-        return _Record(kind, call, value, self._read(size, limit, late))
+        body = self._read(size, limit, late) if size else b""
+        return _Record(kind, call, value, body)
 
-    def _read(self, size: int, limit: float, late: str) -> bytes:
+    def _read(self, size: int, limit: float, late: str, together: float = 0.0) -> bytes:
         while len(self._buffer) < size:
             self._poll(select.POLLIN, limit, late)
+            if together:
+                time.sleep(together)
             try:
                 part = self._channel.recv(_CHUNK)
             except ConnectionResetError:

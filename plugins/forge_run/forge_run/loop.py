@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -81,6 +82,7 @@ class Loop:
         self._pace = Pace(config)
         self._scope: asyncio.Timeout | None = None
         """Of the recipe, while it runs."""
+        self._froze = False
 
     async def drive(self, run: Callable[[], Awaitable[None]]) -> None:
         """Run the recipe to its end.
@@ -108,6 +110,8 @@ class Loop:
                 return
         finally:
             self._scope = None
+            if self._froze:
+                gc.unfreeze()
         await self._give_step_up()
 
     def stop_soon(self) -> None:
@@ -150,6 +154,7 @@ class Loop:
 
     async def steps(self) -> AsyncIterator[Step]:
         """Yield the stage's steps that are still to do; keep record, score and checkpoints."""
+        self._freeze()
         if self._done == 0:
             await self._evaluate("before")
         saved_at = self._done
@@ -190,6 +195,14 @@ class Loop:
         if restored is not None and restored.stage_step == self._done and not restored.stage_done:
             await self.save()  # the target was lowered to what was done
         await self._evaluate("after")
+
+    def _freeze(self) -> None:
+        """Keep the garbage collector from looking through what lasts as long as the stage (models,
+        modules) again and again: with torch loaded, each look takes a quarter of a second."""
+        if not self._froze and gc.get_freeze_count() == 0:
+            gc.collect()
+            gc.freeze()
+            self._froze = True
 
     def _counts(self) -> Counts:
         running = self._parts.running

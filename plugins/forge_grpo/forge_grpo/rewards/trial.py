@@ -69,7 +69,7 @@ def _judge_rest(
     if form.takes != "sample":
         raise RunFailed(f"a reward of {form.takes} cannot be tried on single samples")
     rest = range(len(results), len(samples))
-    packed = {index: pack(samples[index]) for index in rest}
+    packed = pack({index: samples[index] for index in rest})
     units = [("reward", (index,)) for index in rest]
     attempt = Attempt()
     cause = ""

@@ -34,7 +34,7 @@ def _conversion() -> Any:
     ``import`` in each constructor would take longer than all the rest of it."""
     global _converting
     if _converting is None:
-        from forge_core.contracts import conversion
+        import forge_core.contracts.conversion as conversion
 
         _converting = conversion
     return _converting

@@ -72,7 +72,7 @@ class Generator:
         rng = np.random.default_rng(0)
         self.tokens = rng.integers(*TEXT, 1 << 16, dtype=np.int32)
         self.logprobs = -rng.random(1 << 16, dtype=np.float32)
-        self.version = 0
+        self.versions = np.zeros(1 << 16, np.int32)
 
     async def generate(self, prompt: Sequence[int], sampling: Sampling) -> list[Completion]:
         count = sampling.max_tokens
@@ -80,14 +80,14 @@ class Generator:
             Completion(
                 self.tokens[index : index + count].copy(),
                 self.logprobs[index : index + count].copy(),
-                np.full(count, self.version, np.int32),
+                self.versions[:count].copy(),
                 "stop",
             )
             for index in range(sampling.n)
         ]
 
     async def update_weights(self, manifest: WeightManifest) -> WeightManifest:
-        self.version = manifest.version
+        self.versions[:] = manifest.version
         return manifest
 
     async def stats(self) -> Mapping[str, float]:

@@ -134,8 +134,11 @@ def calls_in_a_row() -> AbstractContextManager[None]:
 
     Nothing inside the block may wait: the timer is the process's, and other code may want it.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    return _alarm if in_main_thread else nullcontext()
+    return _alarm if _in_main_thread() else nullcontext()
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def call_within(seconds: float, call: Callable[[], T]) -> T:
@@ -153,7 +156,7 @@ def call_within(seconds: float, call: Callable[[], T]) -> T:
     if _hurry.until is not None:
         rest = max(LEAST, _hurry.until - time.monotonic())
         hurried, seconds = rest < seconds, min(rest, seconds)
-    if threading.current_thread() is not threading.main_thread():
+    if not _in_main_thread():
         return call()
     limit, outer = _Limit(seconds, hurried), _alarm.limit
     with _alarm:

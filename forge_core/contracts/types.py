@@ -431,8 +431,8 @@ class Response:
             TypeError: it is none of these, or has a part of another type.
             ValueError: a number is not finite, or a metric has a name that the kernel uses.
         """
-        if answer is None:
-            return cls(done=True)
+        if answer is None or answer is _OVER:
+            return _OVER
         if isinstance(answer, str):
             return cls(answer)
         if not isinstance(answer, Response):
@@ -467,6 +467,10 @@ class Response:
         """Text is a message of the user."""
         text = self.messages
         return (Message("user", text),) if isinstance(text, str) else tuple(text)
+
+
+_OVER = Response(done=True)
+"""What None stands for: most episodes' only answer, made and checked once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class _Beginning:
 
     prompt: Prompt
     text: str
+    messages: Sequence[Message]
     turn: Turn
     said: list[tuple[Completion, str]]
     """Each completion with its text."""
@@ -208,7 +209,7 @@ class _Rollout:
         text = prompt_text(prompt, self.tokenizer, self.task.tools)
         tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
         said = await self._said(tokens, count, seed)
-        return _Beginning(prompt, text, Turn("prompt", tokens), said)
+        return _Beginning(prompt, text, _asked(prompt), Turn("prompt", tokens), said)
 
     async def _said(
         self, tokens: Sequence[int], count: int, seed: int
@@ -218,13 +219,14 @@ class _Rollout:
         texts = decode_all([each.tokens for each in completions], self.tokenizer)
         return list(zip(completions, texts, strict=True))
 
-    def _side(self, agent: str, prompt: Prompt, text: str, turn: Turn) -> _Side:
-        asked = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+    def _side(
+        self, agent: str, prompt: Prompt, text: str, messages: Sequence[Message], turn: Turn
+    ) -> _Side:
         episode = Episode(
             self.task,
             [turn],
             text,
-            messages=[*asked],
+            messages=[*messages],
             group=str(self.seed),
             agent=agent,
         )
@@ -245,7 +247,9 @@ class _Rollout:
         conversation has filled the model's window.
         """
         agent = getattr(interaction, "agent", "")
-        side = self._side(agent, beginning.prompt, beginning.text, beginning.turn)
+        side = self._side(
+            agent, beginning.prompt, beginning.text, beginning.messages, beginning.turn
+        )
         sides = {agent: side}
         try:
             whole = await self._turns(index, interaction, sides, agent, said, tasks)
@@ -303,7 +307,8 @@ class _Rollout:
                     reply = []
                     tokens = encode_prompt(prompt, self.tokenizer, self.task.tools)
                     shown = prompt_text(prompt, self.tokenizer, self.task.tools)
-                    sides[agent] = self._side(agent, prompt, shown, Turn("prompt", tokens))
+                    turn_of_prompt = Turn("prompt", tokens)
+                    sides[agent] = self._side(agent, prompt, shown, _asked(prompt), turn_of_prompt)
                 await tasks.own_task()
                 seed = derive_seed(derive_seed(self.seed, "episode", index), "turn", turn)
                 (said,) = await self._said(tokens, 1, seed)
@@ -371,6 +376,10 @@ class _Side:
         )
         self.conversation = (*self.conversation, *said)
         return reply
+
+
+def _asked(prompt: Prompt) -> Sequence[Message]:
+    return (Message("user", prompt),) if isinstance(prompt, str) else prompt
 
 
 def _unplayed(task: Task, cause: object) -> Episode:

@@ -207,9 +207,13 @@ def _staleness(groups: Sequence[Group], current_version: int) -> dict[str, float
         for turn in episode.turns
         if turn.completion is not None and len(turn.completion.versions)
     ]
-    sampled = sum(len(each) for each in versions)
-    oldest = min((int(each.min()) for each in versions), default=current_version)
-    total = sum(int(each.sum(dtype="int64")) for each in versions)
+    sampled = sum([len(each) for each in versions])
+    ends = [(int(each[0]), int(each[-1])) for each in versions]  # versions never decrease
+    oldest = min((first for first, _ in ends), default=current_version)
+    total = sum(
+        len(each) * first if first == last else int(each.sum(dtype="int64"))
+        for each, (first, last) in zip(versions, ends, strict=True)
+    )
     return {
         "staleness/max": current_version - oldest,
         "staleness/mean": (current_version * sampled - total) / sampled if sampled else 0,

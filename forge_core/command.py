@@ -38,7 +38,6 @@ def forge_command() -> str:
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "presets": ("forge_core.cli.presets:presets", "List the configs that plugins ship."),
-    "config": ("forge_core.cli.config:config", "Show, explain and compare configs."),
     "plugins": ("forge_core.cli.plugins:plugins", "List plugins and the components they bring."),
 }
 """Command -> (module:attribute, one-line help). The help stands here, so it costs no import."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
+import forge_config.plugin
 import forge_local.plugin
 from forge_core import (
     BuildContext,
@@ -213,8 +214,8 @@ def presets(tmp_path: Path) -> list[Preset]:
 
 @pytest.fixture
 def app(presets: list[Preset]) -> Forge:
-    """The kernel, a runtime and the world above, nothing else."""
-    return Forge([forge_local.plugin, World(presets)], discover=False)
+    """The kernel, a runtime, ``forge config`` and the world above, nothing else."""
+    return Forge([forge_config.plugin, forge_local.plugin, World(presets)], discover=False)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from forge_config.explain import differences, explain
 from forge_core import ConfigError, RunConfig
-from forge_core.config.explain import differences, explain
 
 Read = Callable[..., RunConfig]
 Write = Callable[[str, str], Path]

@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from forge_config.schema import component_schema, config_schema
 from forge_core import Forge, LossComponent, PluginError, RunConfig, Settings, UsageError, hookimpl
-from forge_core.config.schema import component_schema, config_schema, describe
+from forge_core.config.schema import describe
 from forge_core.config.tree import plain
 from forge_core.config.yaml_source import load_file
 from forge_core.plugins.catalog import Catalog

@@ -22,6 +22,7 @@ WORDS = {
     "arithmetic": "a word",
     "chat": "a word",
     "console": "a class of the package rich",
+    "config": "a word",
     "doctor": "a word",
     "jsonl": "a file format",
     "local": "a word",
@@ -72,7 +73,7 @@ def pattern(name: str) -> re.Pattern[str]:
     return re.compile(where, re.IGNORECASE)
 
 
-PROMISED = {"forge run", "forge plan", "forge runs", "forge model", "forge doctor"}
+PROMISED = {"forge run", "forge plan", "forge runs", "forge model", "forge doctor", "forge config"}
 """Commands that the contracts explain themselves with, whichever plugin brings them."""
 
 ENGINES = ("vllm", "titan", "monarch", "torchstore")

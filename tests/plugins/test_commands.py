@@ -80,7 +80,7 @@ def test_an_unknown_command(run_forge, forge_app):
     near = run_forge("plugin", app=forge_app())
     assert near.exit_code == 2
     assert near.stderr.startswith(
-        "error: no command is called 'plugin'; did you mean 'plugins'?; installed: config, "
+        "error: no command is called 'plugin'; did you mean 'plugins'?; installed: plugins, "
     )
     assert INSTALL_ENGINES not in near.stderr
     far = run_forge("xyz", app=forge_app())
@@ -91,7 +91,10 @@ def test_an_unknown_command(run_forge, forge_app):
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
-        (Command(name="config", target="a:b", summary=""), "the kernel has a command of that name"),
+        (
+            Command(name="plugins", target="a:b", summary=""),
+            "the kernel has a command of that name",
+        ),
         (Command(name="Say it", target="a:b", summary=""), "lower case words joined by - or _"),
         (Command(name="say", target="a.b", summary=""), "must be 'module:attribute', not 'a.b'"),
         ("say", "yielded a str, not a Command"),
@@ -134,4 +137,4 @@ def test_a_target_that_is_no_command(target, cause, run_forge, forge_app):
 def test_help_is_shown_whatever_is_wrong_with_the_plugins(run_forge_process):
     result = run_forge_process("--help", environ={"FORGE_PLUGIN_AUTOLOAD": "maybe"})
     assert result.exit_code == 0
-    assert "  config " in result.stdout
+    assert "  plugins " in result.stdout

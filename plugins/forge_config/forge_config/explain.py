@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from forge_core import ConfigError, Provenance
 from forge_core.config.layers import choices
 from forge_core.config.schema import describe, field_schema, model_schema
 from forge_core.config.yaml_source import dump_inline
-from forge_core.contracts.config import Provenance
-from forge_core.contracts.errors import ConfigError
 from forge_core.sections import (
     ALIASES,
     COMPONENT_MAPS,
@@ -21,8 +20,7 @@ from forge_core.sections import (
 )
 
 if TYPE_CHECKING:
-    from forge_core.contracts.config import RunConfig, StageConfig
-    from forge_core.contracts.selection import Selection
+    from forge_core import RunConfig, Selection, StageConfig
 
 
 @dataclass(frozen=True, kw_only=True)

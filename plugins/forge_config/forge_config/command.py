@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forge_core import UsageError
 from forge_core.cli.arguments import is_override, split_arguments
-from forge_core.contracts.errors import UsageError
 
 if TYPE_CHECKING:
-    from forge_core.app import Forge
-    from forge_core.config.explain import Explanation
-    from forge_core.contracts.config import Provenance
+    from forge_config.explain import Explanation
+    from forge_core import Forge, Provenance
 
 
 @click.group()
@@ -59,7 +58,7 @@ def explain(app: Forge, key: str, arguments: tuple[str, ...]) -> None:
     forge config explain loss my.yaml
     forge config explain stages.second.training.steps my.yaml training.steps=5
     """
-    from forge_core.config.explain import explain as explain_key
+    from forge_config.explain import explain as explain_key
 
     if is_override(key):
         raise UsageError(f"{key}: name the key to explain first, such as trainer.lr")
@@ -74,7 +73,7 @@ def explain(app: Forge, key: str, arguments: tuple[str, ...]) -> None:
 @click.pass_obj
 def schema(app: Forge, family: str | None, component: str | None) -> None:
     """Print the JSON Schema of configs with all installed components; editors can use it."""
-    from forge_core.config.schema import component_schema, config_schema
+    from forge_config.schema import component_schema, config_schema
 
     catalog = app.plugins.catalog
     if (family is None) != (component is None):
@@ -95,7 +94,7 @@ def diff(app: Forge, left: str, right: str) -> None:
 
     A and B are presets, YAML files or run folders. FORGE_* variables are left out.
     """
-    from forge_core.config.explain import differences
+    from forge_config.explain import differences
     from forge_core.config.resolve import resolve
     from forge_core.config.sources import ENVIRONMENT_PREFIX
 

@@ -1,0 +1,1 @@
+"""``forge config``: configs shown, explained and compared, and their JSON Schema."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +41,14 @@ class RankProcess:
         self._ending: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
-        self._channel, theirs = socket.socketpair()
-        with ExitStack() as stack:
-            stack.enter_context(theirs)
-            output = None
-            if log is not None:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                output = stack.enter_context(log.open("ab", buffering=0))
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a", encoding="utf-8") as begun:
                 when = time.strftime("%Y-%m-%d %H:%M:%S")
-                output.write(f"{_MARK}{label}: started {when}\n".encode())
-            self._child = Child(
-                "forge_local.worker",
-                [str(log or "")],
-                stdin=theirs.fileno(),
-                stdout=output if output is not None else 2,
-                stderr=output,
-                env={"PYTHONUNBUFFERED": "1", **environment},
-            )
+                begun.write(f"{_MARK}{label}: started {when}\n")
+        self._child = Child(
+            "forge_local.worker", log=log, env={"PYTHONUNBUFFERED": "1", **environment}
+        )
         asyncio.get_running_loop().add_reader(self._child.lifeline, self._gone)
 
     @property
@@ -74,7 +63,7 @@ class RankProcess:
             ReplicaDied: the process ended before that.
             Exception: whatever building raised.
         """
-        reader, self._writer = await asyncio.open_connection(sock=self._channel)
+        reader, self._writer = await asyncio.open_connection(sock=self._child.channel)
         building = self.begin(Message(Kind.OPENING, BUILDING, self._opening))
         self._listening = asyncio.ensure_future(self._listen(reader))
         await building
@@ -120,7 +109,7 @@ class RankProcess:
         if self._writer is not None:
             self._writer.close()
         else:
-            self._channel.close()
+            self._child.channel.close()
 
     def _send(self, message: Message) -> None:
         """Send it together with what else comes until a turn of the event loop brings nothing new.
@@ -163,7 +152,7 @@ class RankProcess:
             await asyncio.wait({self._listening}, timeout=1.0)
         self._die(
             ReplicaDied(
-                f"{self.label} (process {self.pid}) {end or 'closed its channel'}"
+                f"{self.label} (process {self.pid}) {end}"
                 + (f"; its log: {self._log}" if self._log is not None else ""),
                 log_tail=self.log_tail(),
             )

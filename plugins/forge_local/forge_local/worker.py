@@ -1,4 +1,4 @@
-"""One rank of a replica: ``python -m forge_local.worker LIFELINE LOG``.
+"""One rank of a replica: ``python -m forge_local.worker``.
 
 It builds the component and serves calls on its event loop, each in a task, until it is asked to
 stop or the controller is gone. What the component prints goes to the rank's log.
@@ -11,19 +11,16 @@ import os
 import pickle
 import socket
 import sys
-from pathlib import Path
 
 from forge_local.component_host import ComponentHost
 from forge_local.processes.frames import dumps
-from forge_local.processes.supervision import divide, take_over_stdin
+from forge_local.processes.supervision import become_child
 from forge_local.wire import BUILDING, Kind, Message, encode, pack_error, receive
 
 
 def main() -> None:
-    """Serve the controller over the socket that is our standard input."""
-    channel = take_over_stdin()
-    lifeline, log = sys.argv[1:]
-    divide(int(lifeline), (channel,), log=Path(log) if log else None)
+    """Serve the controller, in a process that does not outlive it."""
+    channel, _ = become_child()
     asyncio.run(_Rank(socket.socket(fileno=channel)).serve())
     # The component is closed; an engine's threads and exit handlers need not be waited for.
     sys.stdout.flush()

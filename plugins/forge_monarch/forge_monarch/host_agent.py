@@ -17,7 +17,7 @@ from monarch.actor import Actor, concurrent_endpoint
 from forge_local.devices import visible_devices
 from forge_monarch.exit_status import first_end, kill_groups
 
-PACKAGES = ("torchmonarch", "forge-rl-core", "forge-rl-monarch")
+PACKAGES = ("torchmonarch", "forge-rl-core", "forge-rl-local", "forge-rl-monarch")
 """Both ends of a connection need the same version of these, and of Python."""
 
 

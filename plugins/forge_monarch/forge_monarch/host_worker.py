@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -86,11 +86,14 @@ async def _lifetime(server: object) -> None:
 
 
 def main() -> None:
-    """Serve as a controller's child: ``python -m forge_monarch.host_worker LIFELINE ADDRESS``."""
-    from forge_local.processes.supervision import divide
+    """Serve as a controller's child: ``python -m forge_monarch.host_worker``, given an address."""
+    from forge_local.processes.supervision import become_child
 
-    divide(int(sys.argv[1]), ())
-    _serve(sys.argv[2])
+    _, (address,) = become_child()
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 1
+    )  # what it says of itself is for people who start it
+    _serve(address)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -325,13 +324,8 @@ class Hosts:
             name: f"ipc://{self._folder.name}/{name}" for name in self._settings.host_names()
         }
         for address in addresses.values():
-            child = Child(
-                "forge_monarch.host_worker",
-                [address],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=None,
-            )
+            child = Child("forge_monarch.host_worker", [address])
+            child.channel.close()  # it needs to know no more
             self._children.append(child)
         return addresses
 

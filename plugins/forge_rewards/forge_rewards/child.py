@@ -1,4 +1,4 @@
-"""A reward process: ``python -m forge_rewards.child LIFELINE LOG SCRATCH PROCESSES``.
+"""A reward process: ``python -m forge_rewards.child``.
 
 It builds the rewards and calls them.
 """
@@ -11,33 +11,23 @@ import json
 import math
 import numbers
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from forge_core import BuildContext, ForgeError, RewardResult, RewardSample, RunFailed, Selection
 from forge_core.contracts.blame import place_in_file
 from forge_core.contracts.built import Takes, is_async, reward_takes
 from forge_local.processes.frames import dumps
-from forge_local.processes.supervision import divide, take_over_stdin
+from forge_local.processes.supervision import become_child
 from forge_rewards.confinement import Confinement, close_to_other_processes
 from forge_rewards.frames import MESSAGE_LIMIT, Channel, Kind, unpack
 from forge_rewards.process import Limits
 
 
 def main() -> None:
-    """Serve the pool over the socket that is our standard input; foreign code prints to the log."""
-    channel = take_over_stdin()
-    lifeline, log, scratch, processes = sys.argv[1:]
-    divide(
-        int(lifeline),
-        (channel,),
-        log=Path(log) if log else None,
-        scratch=Path(scratch),
-        processes=int(processes),
-    )
+    """Serve the pool, in a process that does not outlive it; foreign code prints to the log."""
+    channel, _ = become_child()
     close_to_other_processes()
     _serve(Channel(channel))
 

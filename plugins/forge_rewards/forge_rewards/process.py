@@ -8,7 +8,6 @@ import os
 import pickle
 import secrets
 import select
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -136,19 +135,14 @@ class RewardProcess:
         self._buffer = bytearray()
         self._closed = False
         self._scratch = Scratch("forge-rewards-")
-        self._channel, theirs = socket.socketpair()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(theirs)
-            output = None if log is None else stack.enter_context(log.open("ab"))
-            self._child = Child(
-                "forge_rewards.child",
-                [str(log or ""), str(self._scratch.path), str(confinement.processes)],
-                stdin=theirs.fileno(),
-                stdout=2 if output is None else output,
-                stderr=output,
-                inherited=confinement.environment(os.environ),
-                env={"TMPDIR": str(self._scratch.path)},
-            )
+        self._child = Child(
+            "forge_rewards.child",
+            log=log,
+            scratch=self._scratch.path,
+            processes=confinement.processes,
+            inherited=confinement.environment(os.environ),
+        )
+        self._channel = self._child.channel
         self._channel.setblocking(False)
 
     @property
@@ -287,4 +281,4 @@ class RewardProcess:
 
     def _end(self) -> str:
         """How the process ended, in words."""
-        return f"the process {self._child.end() or 'closed its channel'}"
+        return f"the process {self._child.end()}"

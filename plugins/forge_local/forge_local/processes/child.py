@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO
+from pathlib import Path
 
 from forge_local.processes.descendants import kill_descendants
 from forge_local.processes.supervision import TOO_MANY_PROCESSES
@@ -21,14 +21,15 @@ _OPTIONS = ("-P", "-X", "faulthandler")
 class Child:
     """A Python module run in a session of its own, that ends when this process does.
 
-    Its ``main`` calls ``forge_local.processes.supervision.divide`` first of all.
+    Its ``main`` calls ``forge_local.processes.supervision.become_child`` first of all.
 
     Args:
-        module: run as ``python -m module LIFELINE [argument ...]``.
-        arguments: what follows.
-        stdin: the child's standard input; ours is left open.
-        stdout: the child's standard output; None: ours.
-        stderr: the child's standard error; None: ours.
+        module: run as ``python -m module``.
+        arguments: given to the child, as ``become_child`` returns them.
+        log: bounded file (``forge_local.processes.logs``) that what the child and its programs
+            print is appended to; None: our stderr.
+        scratch: folder for temporary files that is removed with the child; None: the system's.
+        processes: most processes that there may be below the child; None: no limit.
         env: variables beside the inherited ones.
         inherited: variables in place of those of this process.
     """
@@ -38,25 +39,32 @@ class Child:
         module: str,
         arguments: Sequence[str] = (),
         *,
-        stdin: int | IO[bytes],
-        stdout: int | IO[bytes] | None,
-        stderr: int | IO[bytes] | None,
+        log: Path | None = None,
+        scratch: Path | None = None,
+        processes: int | None = None,
         env: Mapping[str, str] | None = None,
         inherited: Mapping[str, str] | None = None,
     ) -> None:
-        self.lifeline, theirs = socket.socketpair()
+        self.lifeline, line = socket.socketpair()
         """Readable (at its end) once the child is gone; the child sees the same of us."""
+        self.channel, theirs = socket.socketpair()
+        """To talk with the child, which has the other end. Who uses it closes it."""
         self._closed = False
-        with theirs:
+        limits = ["" if limit is None else str(limit) for limit in (log, scratch, processes)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(line)
+            stack.enter_context(theirs)
+            output = 2 if log is None else stack.enter_context(log.open("ab"))
             self._process = subprocess.Popen(
-                [sys.executable, *_OPTIONS, "-m", module, str(theirs.fileno()), *arguments],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, *_OPTIONS, "-m", module, str(line.fileno()), *limits, *arguments],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                pass_fds=(line.fileno(),),
                 env={
                     **(os.environ if inherited is None else inherited),
                     "PYTHONPATH": os.pathsep.join(sys.path),
+                    **({} if scratch is None else {"TMPDIR": str(scratch)}),
                     **(env or {}),
                 },
                 start_new_session=True,
@@ -85,13 +93,13 @@ class Child:
             self._process.wait()
             self.lifeline.close()
 
-    def end(self, limit: float = 5.0) -> str | None:
-        """How it ended, such as ``was killed by SIGKILL``; None if it is still there after
-        ``limit`` seconds."""
+    def end(self, limit: float = 5.0) -> str:
+        """How it ended, such as ``was killed by SIGKILL``; ``closed its channel`` if it is still
+        there after ``limit`` seconds."""
         try:
             code = self._process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
-            return None
+            return "closed its channel"
         if code == TOO_MANY_PROCESSES:
             return "was killed because it had started too many processes"
         if code < 0 or code > 128:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,31 +33,33 @@ _COUNT_EVERY = 0.25
 """Seconds between two counts of processes; more where that would take over 1 % of a core."""
 
 
-def divide(
-    lifeline: int,
-    channels: Sequence[int],
-    *,
-    log: Path | None = None,
-    scratch: Path | None = None,
-    processes: int | None = None,
-) -> None:
-    """Become the inner of two processes. Returns in the inner one alone.
+def become_child() -> tuple[int, list[str]]:
+    """Become the inner of two processes, as ``Child`` asks for. Returns in the inner one alone.
 
-    Args:
-        lifeline: descriptor of a socket whose other end the parent holds; neither ever writes.
-        channels: descriptors of the inner process, that the outer one must not hold open.
-        log: bounded file (``forge_local.processes.logs``) that the inner process and what it starts
-            print to; None: our standard output and error.
-        scratch: folder for temporary files that the outer process removes at the end.
-        processes: most processes that there may be below the outer one; None: no limit.
+    Returns:
+        descriptor of the socket to the parent, which was standard input, and the arguments.
     """
+    channel = _take_over_stdin()
+    lifeline, log, scratch, processes, *arguments = sys.argv[1:]
+    _divide(
+        int(lifeline),
+        channel,
+        Path(log) if log else None,
+        Path(scratch) if scratch else None,
+        int(processes) if processes else None,
+    )
+    return channel, arguments
+
+
+def _divide(
+    lifeline: int, channel: int, log: Path | None, scratch: Path | None, processes: int | None
+) -> None:
     parent = os.getppid()
     adopt_orphans()
     printed, output = os.pipe() if log is not None else (-1, -1)
     inner = os.fork()
     if inner:
-        for channel in channels:
-            os.close(channel)
+        os.close(channel)  # the inner one's alone
         pumping = None
         if log is not None:
             os.close(output)
@@ -73,7 +75,7 @@ def divide(
     die_with_parent()
 
 
-def take_over_stdin() -> int:
+def _take_over_stdin() -> int:
     """Keep standard input for ourselves, as a channel: foreign code reads nothing from it."""
     channel = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)

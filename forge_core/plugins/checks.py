@@ -108,9 +108,7 @@ def contributions(hook: str, result: Any) -> Iterable[object]:
     raise UnfitError(f"{hook} returned {_article(result)}; it must yield its contributions")
 
 
-def check_component(
-    hook: str, item: object, *, family: str, sections: Sections, installed: bool
-) -> Component[Any]:
+def check_component(hook: str, item: object, *, family: str, sections: Sections) -> Component[Any]:
     """A component that a config can name and that can be built in another process.
 
     Args:
@@ -118,7 +116,6 @@ def check_component(
         item: what was yielded.
         family: that the hook is for.
         sections: what a config may hold.
-        installed: it comes from an installed plugin, so ``build`` must be found by name.
 
     Raises:
         UnfitError: names the hook, the component and the rule.
@@ -152,7 +149,7 @@ def check_component(
             f"{where}: setting {secret!r} is a secret, and a config is written to the run folder; "
             f"take {secret}_file or {secret}_env, the name of a file or of a variable that holds it"
         )
-    if problem := build_problem(item.build, installed=installed):
+    if problem := build_problem(item.build):
         raise UnfitError(f"{where}: {problem}")
     return item
 

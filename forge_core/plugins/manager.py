@@ -201,7 +201,6 @@ class PluginManager:
                             item,
                             family=family,
                             sections=self._sections,
-                            installed=not candidate.handed,
                         )
                         candidate.add_component(family, hook, component)
             with candidate.recording("forge_presets failed"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import re
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -14,19 +13,17 @@ from forge_core.contracts.target import Target, taken
 REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def build_problem(build: object, *, installed: bool) -> str:
+def build_problem(build: object) -> str:
     """What is wrong with a component's ``build``; empty: nothing that is visible from here.
 
     Args:
-        build: what the component says.
-        installed: it comes from an installed plugin, so that other processes have to find it.
+        build: what the component says. Installed or handed over in code, a plugin may name any
+            function: what other processes could not import travels to them by value.
     """
     if isinstance(build, Target):
         return _target_problem(build.reference)
     if not callable(build):
         return "build must be 'module:attribute' or a function (settings, context)"
-    if installed and not _is_module_level(build):
-        return "build must be a module-level function or its name, so that other processes find it"
     try:
         taken(build)
     except TypeError as error:
@@ -73,10 +70,3 @@ def _at_top_level(source: str, name: str) -> bool:
     made = rf"(?:async\s+def|def|class)\s+{name}\b|{name}\s*[:=]"
     taken_in = rf"from\s+\S+\s+import\s+(?:\([^)]*\b{name}\b|[^\n(]*\b{name}\b)"
     return re.search(rf"^(?:{made}|{taken_in})", source, re.MULTILINE) is not None
-
-
-def _is_module_level(build: object) -> bool:
-    if not inspect.isfunction(build) and not inspect.isclass(build):
-        return False
-    module = sys.modules.get(build.__module__)
-    return getattr(module, build.__qualname__, None) is build

@@ -6,9 +6,10 @@ import inspect
 from dataclasses import replace
 from typing import Any, Self
 
-from forge_core import ReplicaSpec
-from forge_core.contracts.blame import contained
+from forge_core import ReplicaSpec, UsageError
+from forge_core.contracts.blame import contained, described, title
 from forge_core.manifest import verify_model
+from forge_local.processes.frames import dumps
 
 LOADS_WEIGHTS = frozenset({"generator", "trainer"})
 """Families whose components load the model's folder when they are built."""
@@ -88,3 +89,23 @@ def rank_environment(spec: ReplicaSpec, rank: int, address: str, port: int) -> d
         "MASTER_PORT": str(port),
         **spec.placement.env,
     }
+
+
+def pickled(spec: ReplicaSpec, value: object) -> bytes:
+    """What a process of a replica is given, with its component.
+
+    Args:
+        spec: of the replica.
+        value: what is sent; the spec is in it.
+
+    Raises:
+        UsageError: the component cannot be pickled; names it and its plugin.
+    """
+    try:
+        return dumps(value)
+    except Exception as error:
+        raise UsageError(
+            f"{spec.name}: {title(spec.selection)} cannot be sent to a process of its own: "
+            f"{described(error)}; its settings and what its build function refers to must be "
+            "picklable"
+        ) from error

@@ -8,8 +8,8 @@ import os
 import socket
 from typing import Any, Self
 
-from forge_core import ReplicaDied, ReplicaSpec, RunFailed, UsageError
-from forge_local.component_host import rank_environment
+from forge_core import ReplicaDied, ReplicaSpec, RunFailed
+from forge_local.component_host import pickled, rank_environment
 from forge_local.processes.frames import dumps
 from forge_local.rank import RankProcess, seen
 from forge_local.rank_results import combined
@@ -62,7 +62,7 @@ class ProcessReplica:
                 ranks.append(
                     RankProcess(
                         f"rank {number} of {label}" if procs > 1 else label,
-                        _opening(spec, number),
+                        pickled(spec, (spec, number)),
                         {**environment, **rank_environment(spec, number, "127.0.0.1", port)},
                         log / f"{spec.name}-{spec.index}-rank{number}.log" if log else None,
                     )
@@ -148,17 +148,6 @@ class ProcessReplica:
         self._death.set_result(death)
         for rank in self._ranks:
             rank.kill(str(death))
-
-
-def _opening(spec: ReplicaSpec, rank: int) -> bytes:
-    try:
-        return dumps((spec, rank))
-    except Exception as error:
-        raise UsageError(
-            f"{spec.name}: {spec.selection.family} {spec.selection.name} cannot be sent to a "
-            f"process of its own: {error}; its settings and what its build function refers to "
-            "must be picklable"
-        ) from error
 
 
 def _thread_environment(spec: ReplicaSpec) -> dict[str, str]:

@@ -286,5 +286,5 @@ async def test_a_component_that_cannot_travel_is_refused(start):
     def build(settings, context):
         return lock
 
-    with pytest.raises(UsageError, match="trainer rank cannot be sent to a process of its own"):
+    with pytest.raises(UsageError, match="trainer 'rank' cannot be sent to a process of its own"):
         await start(build, isolate=True)

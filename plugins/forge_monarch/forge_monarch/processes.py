@@ -14,7 +14,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import ActorError
 
 from forge_core import ReplicaDied, ReplicaSpec
-from forge_local.processes.frames import dumps
+from forge_local.component_host import pickled
 from forge_local.processes.logs import tail
 from forge_local.rank import seen
 from forge_monarch.actor_component import MonarchActor
@@ -200,7 +200,7 @@ class Processes:
             env=env,
             path=tuple(sys.path),
             log=None if log is None else str(log),
-            spec=dumps(self._spec),
+            spec=pickled(self._spec, self._spec),
         )
 
     def _where(self, rank: int) -> str:

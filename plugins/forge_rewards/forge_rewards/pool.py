@@ -28,6 +28,7 @@ from forge_core import (
     ServiceOptions,
     UsageError,
 )
+from forge_core.contracts.blame import described, title
 from forge_core.contracts.built import Takes
 from forge_local.processes.frames import dumps
 from forge_local.processes.logs import tail
@@ -249,8 +250,9 @@ class RewardPool:
                 pickled[name] = dumps(part.selection)
             except Exception as error:
                 raise UsageError(
-                    f"reward {name!r} cannot be sent to a reward process: {error}; its settings "
-                    "and what its build function refers to must be picklable"
+                    f"rewards.{name}: {title(part.selection)} cannot be sent to a reward process: "
+                    f"{described(error)}; its settings and what its build function refers to must "
+                    "be picklable"
                 ) from error
         return dumps((pickled, dumps(self._context), dict(limits)))
 

@@ -261,6 +261,6 @@ async def test_a_reward_that_cannot_be_pickled_is_named(pool_of, episodes):
     )
     pool = pool_of({"mine": RewardPart(selection=selection)})
     with pytest.raises(
-        UsageError, match=r"reward 'mine' cannot be sent to a reward process: .*lock"
+        UsageError, match=r"reward 'locked' cannot be sent to a reward process: .*lock"
     ):
         await pool.score(episodes("1"))

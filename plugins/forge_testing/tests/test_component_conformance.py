@@ -15,6 +15,8 @@ from forge_core import (
     BuildContext,
     DatasetComponent,
     Message,
+    PluginError,
+    RewardComponent,
     RewardSample,
     Selection,
     Settings,
@@ -23,6 +25,7 @@ from forge_core import (
 from forge_testing.conformance.dataset import DatasetConformance
 from forge_testing.conformance.environment import EnvironmentConformance
 from forge_testing.conformance.reward import RewardConformance
+from forge_testing.conformance.suite import built
 from forge_testing.context import bare_context, component
 
 
@@ -376,3 +379,26 @@ def test_an_id_that_occurs_twice_is_caught() -> None:
 def test_an_empty_dataset_is_caught() -> None:
     with pytest.raises(AssertionError):
         datasets.test_it_is_not_empty([])
+
+
+# What is built.
+
+
+def test_what_is_not_of_its_family_is_caught() -> None:
+    class NotAsync(Walk):
+        def start(self, task: Task, seed: int) -> Interaction:  # type: ignore[override]
+            return Interaction(self, "Walk.", 0)
+
+    for family, made, message in (
+        ("reward", lambda: None, "reward 'mine': build returned None; expected an object with"),
+        ("dataset", lambda: 5, "dataset 'mine': build returned 5"),
+        ("environment", NotAsync, "environment 'mine': start must be a coroutine"),
+    ):
+        with pytest.raises(PluginError, match=message):
+            built(selected(family, made), bare_context())
+
+
+def test_a_build_that_names_nothing_is_caught() -> None:
+    mine = RewardComponent(name="mine", settings=Nothing, build="json:no_reward", summary="")
+    with pytest.raises(AttributeError, match="no_reward"):
+        built(Selection(family="reward", component=mine, settings=Nothing()), bare_context())

@@ -19,7 +19,7 @@ import pytest
 from forge_core import BuildContext, Dataset, Message, Selection, Task
 from forge_testing.conformance.other_processes import items_in_other_processes
 from forge_testing.conformance.prompts import check_prompt
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 
 
@@ -41,7 +41,7 @@ class DatasetConformance(Suite):
 
     @pytest.fixture
     def dataset(self, selection: Selection[Dataset], context: BuildContext) -> Dataset:
-        return selection.build(context)
+        return built(selection, context)
 
     @pytest.fixture
     def indices(self, dataset: Dataset) -> Sequence[int]:

@@ -43,7 +43,7 @@ from forge_core import (
 from forge_rollouts.episodes import rollout_group
 from forge_testing.byte_tokenizer import byte_tokenizer
 from forge_testing.conformance.prompts import check_prompt
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 from forge_testing.scripted_policy import ScriptedPolicy
 
@@ -80,7 +80,7 @@ class EnvironmentConformance(Suite):
 
     @pytest.fixture
     def environment(self, selection: Selection[Environment], context: BuildContext) -> Environment:
-        return selection.build(context)
+        return built(selection, context)
 
     @pytest.fixture
     def tasks(self) -> Sequence[Task]:

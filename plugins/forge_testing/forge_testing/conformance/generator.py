@@ -43,7 +43,7 @@ from forge_core import (
     WeightManifest,
 )
 from forge_models.folder import load_model, load_tokenizer, materialize
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 from forge_testing.policies import distribution, forward, policy_init, with_noise
 
@@ -134,7 +134,7 @@ class GeneratorConformance(Suite):
         self, selection: Selection[Generator], context: BuildContext, publisher: Transport
     ) -> AsyncIterator[Generator]:
         """The generator, at version 0."""
-        generator = selection.build(context)
+        generator = built(selection, context)
         yield generator
         await generator.close()
 

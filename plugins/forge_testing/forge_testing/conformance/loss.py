@@ -32,7 +32,7 @@ from forge_core import (
     TopLogprobs,
     field_needs,
 )
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 
 LENGTHS = (3, 5, 1, 4)
@@ -109,7 +109,7 @@ class LossConformance(Suite):
     @pytest.fixture
     def loss(self, selection: Selection[Loss]) -> Loss:
         """The loss, built."""
-        return selection.build(bare_context())
+        return built(selection, bare_context())
 
     def field(
         self, name: str, logprobs: torch.Tensor, generator: torch.Generator

@@ -41,7 +41,7 @@ from forge_core import (
 from forge_core.contracts.built import is_async, reward_takes
 from forge_local.processes.descendants import adopt_orphans, descendants
 from forge_rewards.pool import RewardPool
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 
 NASTY = (
@@ -94,7 +94,7 @@ class RewardConformance(Suite):
 
     @pytest.fixture
     def reward(self, selection: Selection[AnyReward], context: BuildContext) -> AnyReward:
-        return selection.build(context)
+        return built(selection, context)
 
     @pytest.fixture
     def task(self) -> Task:

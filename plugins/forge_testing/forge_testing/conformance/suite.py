@@ -1,12 +1,18 @@
-"""What all conformance suites share: a time limit, and the only way to leave a test out."""
+"""What all conformance suites share: a time limit, the only way to leave a test out, and the check
+of what a component builds."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
+
+from forge_core import BuildContext, Selection
+from forge_core.contracts.built import check_built
+
+T = TypeVar("T")
 
 _HERE = __name__.rpartition(".")[0]
 
@@ -58,3 +64,15 @@ class Suite:
         reason = self.opt_out.get(request.node.originalname)
         if reason is not None:
             pytest.skip(reason)
+
+
+def built(selection: Selection[T], context: BuildContext) -> T:
+    """Build a component as a run does: ``build`` is imported, called, and what it returns has to be
+    what its family's protocol asks for, whether a config selected it or a test did.
+
+    Raises:
+        PluginError: it is something else; names the component and what was expected.
+    """
+    made = selection.build(context)
+    check_built(selection, made)
+    return made

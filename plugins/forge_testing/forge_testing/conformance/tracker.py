@@ -39,7 +39,7 @@ from forge_core import (
     Tracker,
     Turn,
 )
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 
 STEPS = 6
@@ -84,7 +84,7 @@ class TrackerConformance(Suite):
     def test_it_follows_a_run(
         self, selection: Selection[Tracker], context: BuildContext, run: RunInfo
     ) -> None:
-        tracker = selection.build(context)
+        tracker = built(selection, context)
         tracker.start(run)
         follow(tracker, 1, STEPS)
         tracker.finish(summary(run, STEPS))

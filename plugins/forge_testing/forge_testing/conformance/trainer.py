@@ -47,7 +47,7 @@ from forge_core import (
     WeightsNotFinite,
 )
 from forge_tensors.checksum import checksum
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context, select
 
 Weights = dict[str, torch.Tensor]
@@ -96,7 +96,7 @@ class TrainerConformance(Suite):
                 loss=LOSSES[loss],
                 transport=select("transport", _build_kept),
             )
-            trainer = selection.build(context)
+            trainer = built(selection, context)
             made.append(trainer)
             return trainer
 

@@ -28,7 +28,7 @@ import torch
 
 from forge_core import BuildContext, Selection, Transport
 from forge_tensors.checksum import checksum
-from forge_testing.conformance.suite import Suite
+from forge_testing.conformance.suite import Suite, built
 from forge_testing.context import bare_context
 
 Weights = dict[str, torch.Tensor]
@@ -69,7 +69,7 @@ class TransportConformance(Suite):
         self, selection: Selection[Transport], context: BuildContext
     ) -> AsyncIterator[Transport]:
         """The end that publishes."""
-        end = selection.build(context)
+        end = built(selection, context)
         yield end
         await end.close()
 
@@ -78,7 +78,7 @@ class TransportConformance(Suite):
         self, selection: Selection[Transport], context: BuildContext, writer: Transport
     ) -> AsyncIterator[Transport]:
         """The end that fetches."""
-        end = selection.build(context)
+        end = built(selection, context)
         yield end
         await end.close()
 

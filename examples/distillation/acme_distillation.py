@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from pydantic import Field
 
 from forge_core import (
@@ -45,15 +44,13 @@ class Distillation:
         return {"teacher": RecipeService(section="trainer", model=self.settings.teacher)}
 
     def plan(self, config: StageConfig, dataset_length: int) -> int:
-        return steps_for(config.training, config.training.batch_size, dataset_length)
+        return steps_for(config.training, _prompts(config), dataset_length)
 
     async def run(self, stage: RecipeContext) -> None:
         trainer = await stage.trainer()
         teacher = await stage.service("teacher")
         temperature = stage.config.sampling.temperature
-        options = RolloutOptions(
-            groups=stage.config.training.batch_size, group_size=self.settings.samples
-        )
+        options = RolloutOptions(groups=_prompts(stage.config), group_size=self.settings.samples)
         async with stage.rollouts(options) as rollouts:
             async for step in stage.steps():
                 rollout = await rollouts.take(step)
@@ -89,8 +86,15 @@ def distilled(episodes: Sequence[Episode], taught: Sequence[FloatArray]) -> list
 
 def reverse_kl(sequences: Sequence[TrainSequence]) -> float:
     """KL(student || teacher) in nats a token, estimated from the student's samples."""
-    gains = [sequence.fields["advantages"][sequence.loss_mask] for sequence in sequences]
+    import numpy as np
+
+    gains = [np.asarray(each.fields["advantages"])[each.loss_mask] for each in sequences]
     return -float(np.concatenate(gains).mean())
+
+
+def _prompts(config: StageConfig) -> int:
+    assert config.training.batch_size is not None  # the recipe has a default
+    return config.training.batch_size
 
 
 @hookimpl

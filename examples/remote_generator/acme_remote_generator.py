@@ -18,6 +18,7 @@ from pydantic import Field
 from forge_core import (
     Completion,
     DataError,
+    FinishReason,
     GeneratorComponent,
     PromptRefused,
     ReplicaDied,
@@ -27,7 +28,11 @@ from forge_core import (
     hookimpl,
 )
 
-FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "cancelled"}
+FINISH_REASONS: dict[str, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "abort": "cancelled",
+}
 
 
 class RemoteSettings(Settings):

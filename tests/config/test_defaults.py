@@ -108,12 +108,15 @@ def test_a_plugin_that_failed_to_load_is_named(fake_distribution: Callable[..., 
 
 def test_trackers_do_not_rival() -> None:
     class Mine:
+        def __init__(self, name: str) -> None:
+            self.tracker = name
+
         @hookimpl
         def forge_trackers(self) -> Iterator[TrackerComponent]:
-            yield one("tracker", "wall", default=True)
+            yield one("tracker", self.tracker, default=True)
 
-    config = Forge([Base(), Mine()], discover=False).resolve()
-    assert list(config.trackers) == ["jsonl", "wall"]
+    app = Forge([Base(), Mine("wall"), Mine("paper")], discover=False)
+    assert set(app.resolve().trackers) == {"wall", "paper"}
 
 
 def test_transports_rival_where_they_reach_as_far() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from acme_ppo.settings import CriticSettings
 from forge_core import BuildContext, FloatArray, TrainSequence
 from forge_models.folder import load_model
 
@@ -15,9 +17,10 @@ STATE_FILE = "critic.pt"
 
 
 class Critic:
-    """V(state) for each token: the state is what stands before it."""
+    """V(state) for each token: the state is what comes before it."""
 
-    def __init__(self, settings, context: BuildContext) -> None:
+    def __init__(self, settings: CriticSettings, context: BuildContext) -> None:
+        assert context.model.path is not None  # every stage begins with a folder
         model = load_model(
             context.model.path,
             device="cuda" if torch.cuda.is_available() else "cpu",
@@ -54,13 +57,13 @@ class Critic:
 
     def _values(self, sequences: Sequence[TrainSequence]) -> torch.Tensor:
         """[S, longest T]"""
-        # Padding stands on the right, where a causal model never looks back to.
+        # Padding is on the right, where a causal model never looks back to.
         tokens = self._padded([each.tokens for each in sequences]).long()
         hidden = self.body(input_ids=tokens, use_cache=False).last_hidden_state
         values = self.head(hidden.float()).squeeze(-1)
         return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
-    def _padded(self, rows: Sequence[FloatArray]) -> torch.Tensor:
+    def _padded(self, rows: Sequence[Any]) -> torch.Tensor:
         tensors = [torch.tensor(row, device=self.head.weight.device) for row in rows]
         return pad_sequence(tensors, batch_first=True)
 

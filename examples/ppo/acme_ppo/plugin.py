@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from acme_ppo.settings import CriticSettings, PpoSettings
 from forge_core import Component, RecipeComponent, hookimpl
 
-CRITIC = Component(
+CRITIC: Component[Any] = Component(
     name="critic",
     settings=CriticSettings,
     build="acme_ppo.critic:Critic",

@@ -40,10 +40,15 @@ class Ppo:
     def plan(self, config: StageConfig, dataset_length: int) -> int:
         return steps_for(
             config.training,
-            config.training.batch_size * self.settings.mini_batches,
+            self._episodes(config),
             dataset_length,
             optimizer_steps=self.optimizer_steps,
         )
+
+    def _episodes(self, config: StageConfig) -> int:
+        """Sampled for one rollout."""
+        assert config.training.batch_size is not None  # the recipe has a default
+        return config.training.batch_size * self.settings.mini_batches
 
     async def run(self, stage: RecipeContext) -> None:
         settings = self.settings
@@ -51,7 +56,7 @@ class Ppo:
         critic = await stage.service("critic")
         temperature = stage.config.sampling.temperature
         options = RolloutOptions(
-            groups=stage.config.training.batch_size * settings.mini_batches,
+            groups=self._episodes(stage.config),
             group_size=1,
             optimizer_steps=self.optimizer_steps,
         )

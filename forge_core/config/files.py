@@ -11,7 +11,7 @@ from forge_core.config.in_force import CONFIG, config_in_force
 from forge_core.config.layers import Layer
 from forge_core.config.precedence import merged_sections
 from forge_core.config.sources import Source
-from forge_core.config.tree import MOST_LEVELS, Leaf, Origin, Table, from_data
+from forge_core.config.tree import MOST_LEVELS, Leaf, Origin, Table, from_data, in_folder
 from forge_core.config.yaml_source import display, load_file
 from forge_core.contracts.errors import ConfigError, PluginError
 
@@ -77,6 +77,8 @@ class Files(Source):
             circle = " -> ".join(map(display, (*chain[chain.index(path) :], path)))
             raise ConfigError(f"{display(path)}: extends itself: {circle}")
         tree = load_file(found.path, found.layer, self.request.environ)
+        if found.layer == "file":  # a preset speaks of the files of the person who uses it
+            tree = in_folder(tree, path.parent)
         return [*self.extended(tree, path.parent, (*chain, path)), self.checked(tree, path.parent)]
 
     def extended(self, tree: Table, folder: Path, chain: tuple[Path, ...] = ()) -> list[Layer]:

@@ -36,7 +36,6 @@ from forge_core.config.tree import (
     Origin,
     Table,
     from_data,
-    in_folder,
     merge,
 )
 from forge_core.config.yaml_source import parse_value, shortened
@@ -123,10 +122,8 @@ class Source(PydanticBaseSettingsSource):
 
         Args:
             tree: what was written.
-            folder: that the files it names are relative to; None: the working directory.
+            folder: that files named behind ``use:`` are relative to; None: the working directory.
         """
-        if folder is not None:
-            tree = in_folder(tree, folder)
         try:
             tree = with_references(tree, self.request.catalog, folder or Path.cwd())
         except PluginError as error:

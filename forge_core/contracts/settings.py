@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 InputPath = Annotated[Path, "relative to the config file"]
 """Type of a setting that names a file or folder to read. Written relative in a config file, it is
-relative to that file; on the command line, in a variable and in code, to the working directory. The
-component gets it absolute, and so does the run's own ``config.yaml``."""
+relative to that file; on the command line, in a variable, in code and in a preset, to the working
+directory. The component gets it absolute, and so does the run's own ``config.yaml``."""
 
 
 class Settings(BaseModel):

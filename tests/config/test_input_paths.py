@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 import forge_local.plugin
-from forge_core import DatasetComponent, Forge, InputPath, Provenance, Settings, Task, hookimpl
+from forge_core import (
+    DatasetComponent,
+    Forge,
+    InputPath,
+    Preset,
+    Provenance,
+    Settings,
+    Task,
+    hookimpl,
+)
 from forge_core.config.effective import to_yaml
 from forge_core.config.resolve import resolve
 
@@ -80,6 +89,14 @@ def test_what_is_typed_is_relative_to_the_working_directory(
     else:
         section, _ = read({"dataset": {"use": "rows", "path": "other.txt"}})
     assert section["path"] == str(tmp_path / "other.txt")
+
+
+def test_a_presets_paths_are_those_of_the_person_who_uses_it(write: Write, tmp_path: Path) -> None:
+    preset = write("package/mine.yaml", "dataset: {use: rows, path: train.txt}")
+    presets = [Preset(name="mine", path=tmp_path / preset, summary="a test's")]
+    app = Forge([forge_local.plugin, World(presets), Rows()], discover=False)
+    config = resolve(app.plugins.catalog, "mine", environ={})
+    assert config.tree["dataset"]["path"] == str(tmp_path / "train.txt")
 
 
 def test_absolute_paths_and_homes_stay(read: Any, write: Write) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from forge_core import DataError, Message, Task
@@ -42,9 +43,9 @@ class Jsonl:
                         self._offsets.append((offset, number))
                     offset += len(line)
         except OSError as error:
-            raise DataError(f"dataset jsonl: {settings.path}: {error.strerror}") from error
+            raise DataError(f"dataset jsonl: {self._shown()}: {error.strerror}") from error
         if not self._offsets:
-            raise DataError(f"dataset jsonl: {settings.path}: holds no row")
+            raise DataError(f"dataset jsonl: {self._shown()}: holds no row")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -142,7 +143,12 @@ class Jsonl:
         return others
 
     def _where(self, number: int) -> str:
-        return f"{self.settings.path}:{number}"
+        return f"{self._shown()}:{number}"
+
+    def _shown(self) -> Path:
+        """The file as a person would type it here."""
+        path, here = self.settings.path, Path.cwd()
+        return path.relative_to(here) if path.is_relative_to(here) else path
 
     def _id(self, number: int) -> str:
         # Without the folder, so that seeds derived from it are the same on every machine.

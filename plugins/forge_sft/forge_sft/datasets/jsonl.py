@@ -34,6 +34,9 @@ class Jsonl:
     def __init__(self, settings: JsonlSettings) -> None:
         self.settings = settings
         self._offsets: list[tuple[int, int]] = []
+        path, here = settings.path, Path.cwd()
+        self._shown = path.relative_to(here) if path.is_relative_to(here) else path
+        """The file as a person would type it here."""
         try:
             with settings.path.open("rb") as file:
                 offset = 0
@@ -43,9 +46,9 @@ class Jsonl:
                         self._offsets.append((offset, number))
                     offset += len(line)
         except OSError as error:
-            raise DataError(f"dataset jsonl: {self._shown()}: {error.strerror}") from error
+            raise DataError(f"dataset jsonl: {self._shown}: {error.strerror}") from error
         if not self._offsets:
-            raise DataError(f"dataset jsonl: {self._shown()}: holds no row")
+            raise DataError(f"dataset jsonl: {self._shown}: holds no row")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -143,12 +146,7 @@ class Jsonl:
         return others
 
     def _where(self, number: int) -> str:
-        return f"{self._shown()}:{number}"
-
-    def _shown(self) -> Path:
-        """The file as a person would type it here."""
-        path, here = self.settings.path, Path.cwd()
-        return path.relative_to(here) if path.is_relative_to(here) else path
+        return f"{self._shown}:{number}"
 
     def _id(self, number: int) -> str:
         # Without the folder, so that seeds derived from it are the same on every machine.

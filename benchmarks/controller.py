@@ -7,10 +7,12 @@ the environment under its deadline, decoding, rewards in their process, the weig
 the run's record. Once in one process, once with generator and trainer in processes of their own;
 once at 2,048 tokens an episode, for tokens a second, once at 64, for microseconds an episode.
 
-A figure is over the mean seconds of a run's steps after the first few; of the repeats the best,
-because everything else that this machine does only adds. `decoding` is what making the text of a
-completion takes by itself, and `without it` the figure with that time taken off: what reads
-text pays for it. `kept` is what an episode's token data hold in memory, over its tokens.
+A figure is the median of a run's steps after the first few; of the repeats the best, because
+everything else that this machine does only adds. `CPU` is the processor time of this process in
+all those steps, the garbage collector's included: it depends less on what else runs. `decoding` is
+what making the text of a completion takes by itself, and `without it` the figure with that time
+taken off: what reads text pays for it. `kept` is what an episode's token data hold in memory, over
+its tokens.
 
 Run it on an idle machine.
 """
@@ -28,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,7 @@ from forge_core import (
     WeightManifest,
     hookimpl,
 )
+from forge_models.decoding import decode_all
 from forge_testing.byte_tokenizer import byte_tokenizer
 
 GROUP = 8
@@ -149,6 +152,7 @@ class Free:
 
     def __init__(self) -> None:
         self.ends: list[float] = []
+        self.cpu: list[float] = []
         self.kept = 0.0
 
     @hookimpl
@@ -191,6 +195,7 @@ class Free:
     @hookimpl
     def forge_step_finished(self, record: Any) -> None:
         self.ends.append(time.perf_counter())
+        self.cpu.append(time.process_time())
 
 
 def bytes_kept(episode: Episode) -> int:
@@ -225,9 +230,10 @@ def make_model(folder: Path) -> PreTrainedTokenizerBase:
 
 @dataclass(frozen=True)
 class Figure:
-    """Of one run: seconds an episode, and bytes a token."""
+    """Of one run: seconds an episode, processor seconds of them, and bytes a token."""
 
     seconds: float
+    cpu: float
     kept: float
 
 
@@ -253,15 +259,17 @@ def measure(model: Path, folder: Path, length: int, isolate: bool, options: Any)
         }
     )
     ends = plugin.ends[options.warmup - 1 :]
-    seconds = fmean(after - before for before, after in pairwise(ends))
-    return Figure(seconds / options.episodes, plugin.kept)
+    seconds = median(after - before for before, after in pairwise(ends))
+    cpu = (plugin.cpu[-1] - plugin.cpu[options.warmup - 1]) / options.steps
+    return Figure(seconds / options.episodes, cpu / options.episodes, plugin.kept)
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase, length: int) -> float:
-    """Seconds that the text of one completion takes."""
-    tokens = np.random.default_rng(0).integers(*TEXT, length, dtype=np.int32)
-    said = partial(tokenizer.decode, tokens, skip_special_tokens=True)
-    return min(timeit.repeat(said, number=1, repeat=200))
+    """Seconds that the text of one completion takes, made for a group at a time."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(*TEXT, length, dtype=np.int32) for _ in range(GROUP)]
+    said = partial(decode_all, rows, tokenizer)
+    return min(timeit.repeat(said, number=1, repeat=200)) / GROUP
 
 
 def main() -> None:
@@ -283,18 +291,21 @@ def main() -> None:
                     for _ in range(options.repeats)
                 ]
                 best = min(run.seconds for run in runs)
+                cpu = min(run.cpu for run in runs)
                 text = decoding(tokenizer, length)
                 where = "isolated" if isolate else "one process"
                 found[f"{where}, {length}"] = {
                     "tokens_per_second": length / best,
                     "microseconds_per_episode": best * 1e6,
+                    "cpu_microseconds_per_episode": cpu * 1e6,
                     "decoding_microseconds": text * 1e6,
                     "bytes_per_token": runs[0].kept,
                 }
                 rest = best - text
                 print(
                     f"{where:12} {length:5} tokens: {length / best / 1e6:6.2f} M tokens/s, "
-                    f"{best * 1e6:7.1f} us/episode; decoding {text * 1e6:.1f} us, without it "
+                    f"{best * 1e6:7.1f} us/episode, CPU {cpu * 1e6:.1f} us; "
+                    f"decoding {text * 1e6:.1f} us, without it "
                     f"{length / rest / 1e6:6.2f} M tokens/s, {rest * 1e6:.1f} us; "
                     f"{runs[0].kept:.1f} bytes a token kept",
                     flush=True,

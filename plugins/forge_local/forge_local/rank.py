@@ -12,7 +12,7 @@ from typing import Any
 from forge_core import ReplicaDied
 from forge_local.processes.child import Child
 from forge_local.processes.logs import tail
-from forge_local.wire import BUILDING, Kind, Message, encode, receive, unpack_error
+from forge_local.wire import BUFFERED, BUILDING, Kind, Message, encode, receive, unpack_error
 
 _MARK = "--- "
 """Begins the line of a log with which a life begins."""
@@ -63,7 +63,9 @@ class RankProcess:
             ReplicaDied: the process ended before that.
             Exception: whatever building raised.
         """
-        reader, self._writer = await asyncio.open_connection(sock=self._child.channel)
+        reader, self._writer = await asyncio.open_connection(
+            sock=self._child.channel, limit=BUFFERED
+        )
         building = self.begin(Message(Kind.OPENING, BUILDING, self._opening))
         self._listening = asyncio.ensure_future(self._listen(reader))
         await building

@@ -21,6 +21,9 @@ from forge_local.processes.frames import LENGTH, dumps
 BUILDING = 0
 """Number of the call that builds the component; it is made by starting the process."""
 
+BUFFERED = 1 << 24
+"""Bytes that a reader takes before it has the sender wait: a step's token data are megabytes."""
+
 _HEADER = struct.Struct("<BQQ")
 
 
@@ -41,12 +44,12 @@ class Message:
 
     kind: Kind
     number: int
-    body: bytes = b""
+    body: bytes | memoryview = b""
 
 
 def encode(messages: Sequence[Message]) -> bytes:
     """One frame of messages, which the other end receives together."""
-    parts = [b""]
+    parts: list[bytes | memoryview] = [b""]
     for message in messages:
         parts += (_HEADER.pack(message.kind, message.number, len(message.body)), message.body)
     parts[0] = LENGTH.pack(sum(len(part) for part in parts))
@@ -61,11 +64,12 @@ async def receive(reader: asyncio.StreamReader) -> list[Message]:
     except (asyncio.IncompleteReadError, ConnectionError):
         return []
     messages = []
+    body = memoryview(frame)
     at = 0
     while at < size:
         kind, number, length = _HEADER.unpack_from(frame, at)
         at += _HEADER.size
-        messages.append(Message(Kind(kind), number, frame[at : at + length]))
+        messages.append(Message(Kind(kind), number, body[at : at + length]))
         at += length
     return messages
 
@@ -92,7 +96,7 @@ def pack_error(error: BaseException) -> bytes:
     return pickle.dumps((pickled, described, trace))
 
 
-def unpack_error(body: bytes) -> Exception:
+def unpack_error(body: bytes | memoryview) -> Exception:
     """The exception as it was raised, else a ``RunFailed`` with its words; caused by a
     ``RemoteTraceback``."""
     pickled, described, trace = pickle.loads(body)

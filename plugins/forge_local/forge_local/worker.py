@@ -15,7 +15,7 @@ import sys
 from forge_local.component_host import ComponentHost
 from forge_local.processes.frames import dumps
 from forge_local.processes.supervision import become_child
-from forge_local.wire import BUILDING, Kind, Message, encode, pack_error, receive
+from forge_local.wire import BUFFERED, BUILDING, Kind, Message, encode, pack_error, receive
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ class _Rank:
         self._writer: asyncio.StreamWriter
 
     async def serve(self) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self._channel)
+        reader, self._writer = await asyncio.open_connection(sock=self._channel, limit=BUFFERED)
         opening = await receive(reader)
         if not opening:
             return

@@ -62,8 +62,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.by_value: list[types.ModuleType] = []
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (type, types.FunctionType, types.ModuleType)):
-            self._consider(value)
+        if not isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return NotImplemented  # as cloudpickle does, which takes long to find out
+        self._consider(value)
         return super().reducer_override(value)
 
     def _consider(self, value: Any) -> None:

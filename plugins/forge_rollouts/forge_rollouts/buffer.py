@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forge_core import Group
+from forge_rollouts.settings import ReplayBufferSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,12 @@ class ReplayBuffer:
     Groups are finished in any order and leave in that of their places, each once.
 
     Args:
-        max_staleness: most policy versions that the oldest token of a group may lie behind the
+        settings: most policy versions that the oldest token of a group may lie behind the
             version it is trained on.
     """
 
-    def __init__(self, max_staleness: int) -> None:
-        if max_staleness < 0:
-            raise ValueError(f"max_staleness is at least 0, not {max_staleness}")
-        self.max_staleness = max_staleness
+    def __init__(self, settings: ReplayBufferSettings) -> None:
+        self.max_staleness = settings.max_staleness
         self._groups: dict[int, Group] = {}
 
     def add(self, place: int, group: Group) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import TYPE_CHECKING
 
-from forge_core import BuildContext, Component, Selection, Settings
-from forge_rollouts.buffer import ReplayBuffer
+from forge_core import Component, Selection
+from forge_rollouts.settings import ReplayBufferSettings
 
-
-class ReplayBufferSettings(Settings):
-    """What the recipe asks of its buffer."""
-
-    max_staleness: int = Field(ge=0, description="policy versions a token may lie behind")
-
-
-def build_replay_buffer(settings: ReplayBufferSettings, context: BuildContext) -> ReplayBuffer:
-    return ReplayBuffer(settings.max_staleness)
-
+if TYPE_CHECKING:
+    from forge_rollouts.buffer import ReplayBuffer
 
 REPLAY_BUFFER: Component[ReplayBuffer] = Component(
     name="fifo",
     settings=ReplayBufferSettings,
-    build=build_replay_buffer,
+    build="forge_rollouts.buffer:ReplayBuffer",
     summary="first in, first out, within a bound on staleness",
 )
 

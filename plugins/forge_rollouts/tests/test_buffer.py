@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from forge_core import Completion, Episode, Group, Task, Turn
 from forge_rollouts.buffer import ReplayBuffer, oldest_version
 from forge_rollouts.saved import from_json, to_json
+from forge_rollouts.settings import ReplayBufferSettings
 
 
 def group_at(place: int, *versions: int) -> Group:
@@ -20,7 +21,7 @@ def group_at(place: int, *versions: int) -> Group:
 
 
 def test_groups_leave_in_the_order_of_places_however_they_came() -> None:
-    buffer = ReplayBuffer(max_staleness=0)
+    buffer = ReplayBuffer(ReplayBufferSettings(max_staleness=0))
     for place in (2, 0, 5, 1):
         buffer.add(place, group_at(place, 0))
     assert list(buffer.take(3, current_version=0).groups) == [0, 1, 2]
@@ -29,7 +30,7 @@ def test_groups_leave_in_the_order_of_places_however_they_came() -> None:
 
 
 def test_what_is_too_old_is_dropped_and_told() -> None:
-    buffer = ReplayBuffer(max_staleness=2)
+    buffer = ReplayBuffer(ReplayBufferSettings(max_staleness=2))
     buffer.add(0, group_at(0, 1, 5))
     buffer.add(1, group_at(1, 3, 3))
     buffer.add(2, group_at(2, 0))
@@ -46,15 +47,15 @@ def test_the_oldest_token_counts() -> None:
 
 
 def test_a_place_has_one_group() -> None:
-    buffer = ReplayBuffer(max_staleness=0)
+    buffer = ReplayBuffer(ReplayBufferSettings(max_staleness=0))
     buffer.add(3, group_at(3, 0))
     with pytest.raises(ValueError, match="already has a group at place 3"):
         buffer.add(3, group_at(3, 0))
 
 
 def test_a_negative_bound_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0, not -1"):
-        ReplayBuffer(max_staleness=-1)
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        ReplayBuffer(ReplayBufferSettings(max_staleness=-1))
 
 
 @given(
@@ -67,7 +68,7 @@ def test_each_group_leaves_once_in_order_and_within_the_bound(
     bound: int, arrivals: list[int], versions: list[int], takes: list[tuple[int, int, int]]
 ) -> None:
     """Whatever order groups come in, and whenever they are asked for."""
-    buffer = ReplayBuffer(bound)
+    buffer = ReplayBuffer(ReplayBufferSettings(max_staleness=bound))
     arriving, left, dropped = list(arrivals), [], []
     current = 0
     for end, arrived, published in [*takes, (12, 12, 0)]:
@@ -117,13 +118,13 @@ def episodes(draw: st.DrawFn, task: Task) -> Episode:
 @given(data=st.data(), places=st.sets(st.integers(0, 99), max_size=3))
 def test_a_checkpoint_gives_back_what_it_took(data: st.DataObject, places: set[int]) -> None:
     tasks = {place: Task(id=str(place), prompt="1+1=", metadata={"x": {1}}) for place in places}
-    buffer = ReplayBuffer(max_staleness=1)
+    buffer = ReplayBuffer(ReplayBufferSettings(max_staleness=1))
     for place in places:
         group = Group(tasks[place], data.draw(st.lists(episodes(tasks[place]), max_size=2)))
         buffer.add(place, group)
     groups, gone = from_json(to_json(buffer.state()), tasks.__getitem__)
     assert gone == []
-    other = ReplayBuffer(max_staleness=1)
+    other = ReplayBuffer(ReplayBufferSettings(max_staleness=1))
     other.load(groups)
     assert other.state() == buffer.state()
     assert list(other.state()) == sorted(places)

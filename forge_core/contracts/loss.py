@@ -19,8 +19,7 @@ class LossBatch:
     Args:
         sequence: which of the S sequences each token belongs to. [N] int64
         num_sequences: S, also counting sequences without any trained token.
-        fields: what the recipe gave, one value or K values for each trained token. [N] or [N, K]
-            float32
+        fields: what the recipe gave, one value for each trained token. [N] float32
         group: which of the G groups each sequence belongs to (``TrainSequence.group``); one that
             stands alone has a group of its own. None where nothing is grouped. [S] int64
         num_groups: G; all sequences of each are here.
@@ -33,7 +32,7 @@ class LossBatch:
     num_groups: int = 0
 
     def field(self, name: str) -> torch.Tensor:
-        """The field of that name. [N] or [N, K]
+        """The field of that name. [N]
 
         Raises:
             UsageError: the recipe does not give it; names what it gives.

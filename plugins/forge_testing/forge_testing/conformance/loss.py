@@ -114,7 +114,7 @@ class LossConformance(Suite):
     def field(
         self, name: str, logprobs: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor | float:
-        """Values of a field for one sequence, given its logprobs: [n] or [n, K], or one for all."""
+        """Values of a field for one sequence, given its logprobs: [n], or one for all."""
         if name == "advantages":
             return float(torch.randn((), generator=generator))
         if name in ("sampler_logprobs", "reference_logprobs"):
@@ -336,9 +336,9 @@ def _batch(rows: Rows, untrained: int = 0, dtype: torch.dtype = torch.float64) -
 
 
 def _for_each(value: torch.Tensor | float, length: int) -> torch.Tensor:
-    """A field's values of a sequence, in float64. [n] or [n, K]"""
+    """A field's values of a sequence, in float64. [n]"""
     values = torch.as_tensor(value, dtype=torch.float64)
-    return values.expand(length).clone() if values.dim() == 0 else values.clone()
+    return values.expand(length).clone()
 
 
 def _join(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

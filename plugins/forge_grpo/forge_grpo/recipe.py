@@ -100,12 +100,12 @@ class GrpoRecipe:
                 if rollout.is_first:
                     step.episodes = rollout.episodes
                     step.record(rollout_metrics(rollout.groups))
-                    self._say_if_nothing_is_learned(stage, step, kept)
+                    self._warn_if_no_signal(stage, step, kept)
                 with step.timed("train"):
                     result = await self._train(stage, trainer, rollout.part(kept))
                 step.trained(result)
                 if rollout.is_first:
-                    self._say_if_rounding_is_clipped(stage, step)
+                    self._warn_if_rounding_is_clipped(stage, step)
                 if kept and rollout.is_last:
                     with step.timed("publish"):
                         await stage.publish()
@@ -155,9 +155,7 @@ class GrpoRecipe:
         result: StepResult = await trainer.train_step.route(micro_batches, temperature=temperature)
         return result
 
-    def _say_if_nothing_is_learned(
-        self, stage: RecipeContext, step: Step, kept: Sequence[Episode]
-    ) -> None:
+    def _warn_if_no_signal(self, stage: RecipeContext, step: Step, kept: Sequence[Episode]) -> None:
         learns = any(episode.advantage for episode in kept)
         quiet = 0 if learns else stage.recipe_state.get("steps_without_signal", 0) + 1
         stage.recipe_state["steps_without_signal"] = quiet
@@ -168,7 +166,7 @@ class GrpoRecipe:
                 "nothing is learned; the tasks are too easy, too hard, or the reward is constant",
             )
 
-    def _say_if_rounding_is_clipped(self, stage: RecipeContext, step: Step) -> None:
+    def _warn_if_rounding_is_clipped(self, stage: RecipeContext, step: Step) -> None:
         """The weights that sampled a token give it a ratio of 1; what a clip then finds outside its
         range is the difference between two engines. Said once."""
         clipped = step.metrics.get("clip_fraction", 0.0)

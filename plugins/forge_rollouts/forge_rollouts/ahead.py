@@ -72,7 +72,7 @@ class Ahead:
         self._buffer = buffer
         self._tasks = tasks
         self._held = set(held)
-        self._making: dict[int, asyncio.Task[None]] = {}
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._since = time.perf_counter()
 
     async def groups(self, step: Step) -> dict[int, Group]:
@@ -85,8 +85,8 @@ class Ahead:
         with step.timed("wait"):
             while len(groups) < len(wanted):
                 missing = [place for place in wanted if place not in groups]
-                self._make([*missing, *self._later(step, wanted)])
-                await self._made(missing, step)
+                self._start([*missing, *self._later(step, wanted)])
+                await self._wait_for(missing, step)
                 taken: Taken = await self._buffer.take.route(wanted.stop, self._stage.version)
                 self._held = {place for place in self._held if place >= wanted.stop}
                 groups.update(taken.groups)
@@ -126,30 +126,30 @@ class Ahead:
         within = sum(step % interval == 0 and step % each != 0 for step in evaluated if interval)
         return rollout - math.ceil(first / each) + 1 + within
 
-    def _make(self, places: list[int]) -> None:
+    def _start(self, places: list[int]) -> None:
         """Begin with those groups that are neither there nor under way."""
         for place in places:
-            if place not in self._held and place not in self._making:
-                self._making[place] = self._tasks.create_task(self._make_one(place))
+            if place not in self._held and place not in self._in_flight:
+                self._in_flight[place] = self._tasks.create_task(self._sample_one(place))
 
-    async def _make_one(self, place: int) -> None:
+    async def _sample_one(self, place: int) -> None:
         try:
             task = self._stage.task_at(place)
             group = await self._sampler.sample(task, place)
-            while _cut_off(group):
+            while _was_cancelled(group):
                 group = await self._sampler.sample(task, place)
             await self._stage.score(group.episodes)
             await self._buffer.add.route(place, group)
             self._held.add(place)
         finally:
-            del self._making[place]
+            del self._in_flight[place]
 
-    async def _made(self, places: list[int], step: Step) -> None:
+    async def _wait_for(self, places: list[int], step: Step) -> None:
         """Wait until those of the groups that are under way are in the buffer."""
-        making = [self._making[place] for place in places if place in self._making]
-        if making:
+        under_way = [self._in_flight[place] for place in places if place in self._in_flight]
+        if under_way:
             with self._stage.waiting(f"groups of step {step.run_number}"):
-                await asyncio.wait(making)
+                await asyncio.wait(under_way)
 
     async def _forget_lost(self) -> None:
         """Groups went down with the buffer's process: what it no longer has is made again."""
@@ -167,7 +167,7 @@ class Ahead:
         step.timing["generated_tokens_per_second"] = completion_tokens(groups) / seconds
 
 
-def _cut_off(group: Group) -> bool:
+def _was_cancelled(group: Group) -> bool:
     """Whether a completion was given up half-way: some engines do when their weights change."""
     return any(
         turn.completion is not None and turn.completion.finish_reason == "cancelled"

@@ -61,5 +61,5 @@ class Running(dict[str, Service]):
         return {
             f"{service.name}_{name}": value
             for service in timed
-            for name, value in service.lap().items()
+            for name, value in service.interval_metrics().items()
         }

@@ -77,7 +77,7 @@ class Service:
         self.idle_steps = 0
         """Training steps among them that trained no token, so that no weight has changed."""
         self._counters = Counters()
-        self._last_lap = Counters()
+        self._last_interval = Counters()
         self._rotation = Rotation(self.name, options, self._counters)
         self._supervisor = ReplicaSupervisor(
             runtime,
@@ -194,11 +194,11 @@ class Service:
             "latency_mean": totals.latency / max(1, totals.finished),
         }
 
-    def lap(self) -> dict[str, float]:
-        """What happened since the last lap: calls that were answered, retries, restarts, and the
+    def interval_metrics(self) -> dict[str, float]:
+        """What happened since the last call: calls that were answered, retries, restarts, and the
         mean seconds that a call waited for a place and then for its answer."""
-        now, before = self._counters, self._last_lap
-        self._last_lap = replace(now)
+        now, before = self._counters, self._last_interval
+        self._last_interval = replace(now)
         answered = now.finished - before.finished
         placed = now.dispatched - before.dispatched
         return {

@@ -273,11 +273,11 @@ async def test_prefix_takes_another_when_the_one_that_knows_it_is_full(site, sta
 async def test_a_lap_tells_what_happened_since_the_last(site, start):
     generator = await start()
     await generator.index.route()
-    first = generator.lap()
+    first = generator.interval_metrics()
     assert first["calls"] == 1
     assert first["call_seconds"] > 0
     with pytest.raises(RunFailed):
         await generator.die.route()
-    second = generator.lap()
+    second = generator.interval_metrics()
     assert (second["calls"], second["retries"]) == (0, 2)
-    assert generator.lap()["retries"] == 0
+    assert generator.interval_metrics()["retries"] == 0

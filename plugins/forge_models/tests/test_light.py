@@ -8,7 +8,7 @@ from pathlib import Path
 
 import forge_models
 
-HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors")
 
 
 def test_nothing_heavy_is_imported_with_it() -> None:

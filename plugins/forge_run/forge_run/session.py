@@ -28,7 +28,6 @@ from forge_core import (
     derive_seed,
 )
 from forge_core.config.in_force import lock_trouble
-from forge_core.config.reach import check_transport
 from forge_core.contracts.blame import blaming, blaming_plugin, described, is_foreign, with_notes
 from forge_core.manifest import verify, verify_model
 from forge_local.devices import check_device
@@ -58,6 +57,7 @@ from forge_run.shipped_models import model_makers
 from forge_run.tasks import check_tasks
 from forge_run.trackers.jsonl import troubles
 from forge_run.trackers.lines import METRICS, JsonLines
+from forge_run.transport_check import check_transport
 from forge_run.unused import check_evaluation, unused_keys
 from forge_run.writer import Writer, check_free
 from forge_services.watchdog import Watchdog, caller

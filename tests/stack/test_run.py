@@ -96,7 +96,7 @@ def test_a_resumed_run_gives_the_same_numbers(
     small_config["stages"]["grpo"]["loss"] = {"use": "grpo", "kl_coef": kl}
     small_config["training"] = {"warmup_steps": 2, "schedule": "cosine"}
     whole = Forge().run(small_config)
-    with pytest.raises(RunStopped, match=f"stop at step {stop}"):
+    with pytest.raises(RunStopped, match=f"stopped at step {stop}"):
         Forge(plugins=[StopAt(stop)]).run(small_config)
     (folder,) = set(Path(small_config["checkpointing"]["output_dir"]).iterdir()) - {whole.folder}
     resumed = Forge().run(resume=folder)
@@ -114,7 +114,7 @@ def test_a_stop_short_of_the_target_says_so(
 ) -> None:
     result = run_forge("run", str(write_config(small_config)), app=Forge(plugins=[StopAt(1)]))
     assert result.exit_code == 3
-    assert "told to stop at step 1" in result.stderr
+    assert "stopped at step 1" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -131,7 +131,7 @@ def test_a_resumed_run_trains_every_task_once_and_what_it_had_sampled(
     evaluated: dict[str, Any],
 ) -> None:
     config = evaluated
-    with pytest.raises(RunStopped, match="stop at step 3"):
+    with pytest.raises(RunStopped, match="stopped at step 3"):
         run(config, plugins=[StopAt(3)])
     folder = only_run(config)
     saved = json.loads((folder / "checkpoints/step_2/replay_buffer.json").read_text())

@@ -127,6 +127,7 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
         TrainingSection,
         TrainSequence,
     )
+    from forge_optim.plugin import ADAMW
     from forge_sft.plugin import forge_losses
     from forge_titan.plugin import TRAINER
     from forge_titan.settings import TitanTrainerSettings
@@ -134,7 +135,10 @@ def forge_side(arguments: argparse.Namespace, tokens: Any) -> Any:
     (loss,) = forge_losses()
     context = BuildContext(
         model=ModelSection(path=arguments.model),
-        training=TrainingSection(learning_rate=1e-3, betas=(0.9, 0.95), steps=10_000),
+        training=TrainingSection(learning_rate=1e-3, steps=10_000),
+        optimizer=Selection(
+            family="optimizer", component=ADAMW, settings=ADAMW.settings(betas=(0.9, 0.95))
+        ),
         distributed=DistributedSection(),
         loss=Selection(family="loss", component=loss, settings=loss.settings()),
     )

@@ -44,13 +44,24 @@ COMPONENT_SECTIONS: dict[str, str] = {
     "trainer": "trainer",
     "reference": "trainer",
     "loss": "loss",
+    "training.optimizer": "optimizer",
+    "training.schedule": "schedule",
+    "advantage": "advantage",
     "environment": "environment",
     "transport": "transport",
     "runtime": "runtime",
     "dataset": "dataset",
     "eval_dataset": "dataset",
 }
-"""Section name -> family, for sections with one ``use:``."""
+"""Section name -> family, for sections with one ``use:``. A dotted one stands inside another."""
+
+NESTED: dict[str, tuple[str, ...]] = {
+    outer: tuple(
+        name.partition(".")[2] for name in COMPONENT_SECTIONS if name.startswith(f"{outer}.")
+    )
+    for outer in dict.fromkeys(name.partition(".")[0] for name in COMPONENT_SECTIONS if "." in name)
+}
+"""Section name -> what stands inside it and selects a component."""
 
 COMPONENT_MAPS: dict[str, str] = {"rewards": "reward", "trackers": "tracker"}
 """Section name -> family, for sections that name several: ``{part: {use: ..., ...}}``.
@@ -81,6 +92,14 @@ ALIASES: dict[str, str] = {"trainer.lr": "training.learning_rate"}
 """Another way to type a key -> the key."""
 
 
+def section_of(key: str) -> tuple[str, list[str]]:
+    """The section that a dotted key belongs to, and the words of the rest."""
+    outer, *words = key.split(".")
+    if words and words[0] in NESTED.get(outer, ()):
+        return f"{outer}.{words[0]}", words[1:]
+    return outer, words
+
+
 @dataclass(frozen=True)
 class Sections:
     """The sections of an app's configs: the kernel's, and those that its plugins add.
@@ -106,7 +125,11 @@ class Sections:
         fields = (keys.model_fields for keys in kernel if keys is not None)
         return frozenset({"use"}).union(*fields)
 
+    def home(self, family: str) -> str:
+        """The section in which a config has the family's default."""
+        return self.of_family(family)[0]
+
     def of_family(self, family: str) -> list[str]:
-        """The sections that select components of a family."""
+        """The sections that select components of a family, the one with the default first."""
         known = {**COMPONENT_SECTIONS, **COMPONENT_MAPS, **dict.fromkeys(self.added)}
         return [section for section, of in known.items() if (of or section) == family]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from forge_core.config.nested import put_back
 from forge_core.sections import COMPONENT_MAPS, COMPONENT_SECTIONS
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ def component_defaults(catalog: Catalog) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for section in (*COMPONENT_SECTIONS, *catalog.sections.added):
-        if section == catalog.sections.family(section) and section != "transport":
-            for component in catalog.defaults(section):
+        family = catalog.sections.family(section)
+        assert family is not None
+        if section == catalog.sections.home(family) and section != "transport":
+            for component in catalog.defaults(family):
                 found[section] = {"use": component.name}
     for section, family in COMPONENT_MAPS.items():
         if names := sorted(component.name for component in catalog.defaults(family)):
             found[section] = {name: {} for name in names}
-    return found
+    return put_back(found)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_core.config.layers import SECTIONS
+from forge_core.config.nested import apart, put_back
 from forge_core.config.tree import Leaf, Node, Origin, Table
 from forge_core.config.yaml_source import dump
 from forge_core.contracts.config import Provenance
@@ -30,6 +31,7 @@ def effective_tree(
         run: effective data of the run-wide sections.
         stages: effective data of each stage's sections; one without a name is the top level.
     """
+    stages = [(stage, apart(sections)) for stage, sections in stages]
     top: dict[str, Any] = {}
     own: list[dict[str, Any]] = [{} for _ in stages]
     added = [name for _, sections in stages for name in sections if name not in SECTIONS]
@@ -45,22 +47,24 @@ def effective_tree(
         for rest, stage in zip(rests, own, strict=True):
             if rest is not _ABSENT:
                 stage[section] = rest
-    tree: dict[str, Any] = {"name": name, **top}
+    tree: dict[str, Any] = {"name": name, **put_back(top)}
     if stages[0][0] is not None:
-        tree["stages"] = {stage: rest for (stage, _), rest in zip(stages, own, strict=True)}
+        tree["stages"] = {
+            stage: put_back(rest) for (stage, _), rest in zip(stages, own, strict=True)
+        }
     return tree
 
 
 def stage_tree(tree: Mapping[str, Any], stage: str) -> dict[str, Any]:
     """One stage of an effective tree, as a config of its own."""
-    alone = {key: value for key, value in tree.items() if key != "stages"}
-    for section, value in tree.get("stages", {}).get(stage, {}).items():
+    alone = apart({key: value for key, value in tree.items() if key != "stages"})
+    for section, value in apart(tree.get("stages", {}).get(stage, {})).items():
         common = alone.get(section)
         if isinstance(common, dict) and isinstance(value, dict):
             value = {**common, **value}
         alone[section] = value
     order = ["name", *SECTIONS, *alone]
-    return dict(sorted(alone.items(), key=lambda item: order.index(item[0])))
+    return put_back(dict(sorted(alone.items(), key=lambda item: order.index(item[0]))))
 
 
 def provenance_of(

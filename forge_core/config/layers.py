@@ -16,10 +16,13 @@ SECTIONS: tuple[str, ...] = (
     "models",
     "recipe",
     "training",
+    "training.optimizer",
+    "training.schedule",
     "distributed",
     "trainer",
     "reference",
     "loss",
+    "advantage",
     "generator",
     "sampling",
     "replay_buffer",
@@ -35,6 +38,8 @@ SECTIONS: tuple[str, ...] = (
     "trackers",
 )
 """Every section, in the order in which a config is shown."""
+
+_OUTER = [section for section in SECTIONS if "." not in section]
 
 MOST_STAGES = 100
 
@@ -78,7 +83,7 @@ def check(tree: Table, problems: list[str], kinds: Sections) -> Layer:
         if len(problems) >= MOST_PROBLEMS:
             break
         if key not in SECTIONS and key not in kinds.added:
-            allowed = {"name", "extends", "stages", *SECTIONS, *kinds.added}
+            allowed = {"name", "extends", "stages", *_OUTER, *kinds.added}
             problems.append(f"{at(node)}: unknown section{choices(key, allowed)}")
         elif (checked := _checked_section(key, node, problems, kinds)) is not None:
             sections[key] = checked
@@ -124,7 +129,7 @@ def _checked_stage(node: Table, problems: list[str], kinds: Sections) -> dict[st
         if key in RUN_WIDE:
             problems.append(f"{at(child)}: belongs to the whole run; move it to the top level")
         elif key not in SECTIONS and key not in kinds.added:
-            allowed = {*SECTIONS, *kinds.added} - RUN_WIDE
+            allowed = {*_OUTER, *kinds.added} - RUN_WIDE
             prefix = child.origin.key.removesuffix(key)
             problems.append(f"{at(child)}: unknown section{choices(key, allowed, prefix)}")
         elif (checked := _checked_section(key, child, problems, kinds)) is not None:

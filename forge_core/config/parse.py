@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -21,7 +22,7 @@ from forge_core.config.yaml_source import shortened
 from forge_core.contracts.errors import PluginError
 from forge_core.contracts.selection import Selection
 from forge_core.contracts.settings import InputPath
-from forge_core.sections import COMPONENT_MAPS
+from forge_core.sections import COMPONENT_MAPS, NESTED
 
 if TYPE_CHECKING:
     from forge_core.plugins.catalog import Catalog
@@ -59,7 +60,8 @@ class SectionParser:
         """A shared section; its defaults after a problem."""
         node = self.merged.get(section)
         table = node if isinstance(node, Table) else Table({}, _nowhere(section))
-        parsed = self._parse(model, table)
+        inside = self._inside(section)
+        parsed = self._parse(model, table, other_keys=NESTED.get(section), inside=inside)
         if parsed is None:
             return model()
         if data := _dump(parsed):
@@ -106,7 +108,7 @@ class SectionParser:
                 self.effective[section] = data
             return selection, keys
         family = self._family(section)
-        if node is None and section == family and self._catalog.rival_defaults(family):
+        if node is None and section == self._home(family) and self._catalog.rival_defaults(family):
             self._problems.append(f"{section}: {self._unchosen(section, family)}")
         if isinstance(self._builtin.get(section), Table):
             self.effective[section] = None
@@ -139,9 +141,24 @@ class SectionParser:
         assert family is not None
         return family
 
+    def _inside(self, section: str) -> dict[str, str]:
+        """Settings of the components that are chosen inside a section -> where that is."""
+        found: dict[str, str] = {}
+        for name in NESTED.get(section, ()):
+            node = self.merged.get(f"{section}.{name}")
+            with suppress(PluginError):
+                if isinstance(node, Table) and (chosen := component_name(node)):
+                    family = self._family(f"{section}.{name}")
+                    settings = self._catalog.get(family, chosen).settings
+                    found |= dict.fromkeys(settings.model_fields, name)
+        return found
+
+    def _home(self, family: str) -> str:
+        return self._catalog.sections.home(family)
+
     def _unchosen(self, key: str, family: str) -> str:
         """What to do about a section that selects nothing and has no default."""
-        if key == family and (rivals := self._catalog.rival_defaults(family)):
+        if key == self._home(family) and (rivals := self._catalog.rival_defaults(family)):
             return rivals
         return f"no {family} is chosen; add {key}.use ({self._catalog.there_is(family)})"
 
@@ -184,7 +201,12 @@ class SectionParser:
         return selection, keys, data
 
     def _parse(
-        self, model: type[M], table: Table, owner: str = "", other_keys: set[str] | None = None
+        self,
+        model: type[M],
+        table: Table,
+        owner: str = "",
+        other_keys: Collection[str] | None = None,
+        inside: Mapping[str, str] | None = None,
     ) -> M | None:
         if numbers := list(_impossible_numbers(table)):
             self._problems.extend(numbers)
@@ -198,7 +220,9 @@ class SectionParser:
             self._problems.append(f"{at(table)}: holds what YAML cannot: {error}")
         except ValidationError as error:
             self._problems.extend(
-                translate(error, model, table, owner=owner, other_keys=other_keys or ())
+                translate(
+                    error, model, table, owner=owner, other_keys=other_keys or (), inside=inside
+                )
             )
         return None
 

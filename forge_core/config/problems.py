@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,7 @@ def translate(
     *,
     owner: str = "",
     other_keys: Iterable[str] = (),
+    inside: Mapping[str, str] | None = None,
 ) -> list[str]:
     """One line for each problem in a section.
 
@@ -32,17 +33,23 @@ def translate(
         table: the section, whose leaves know where they were typed.
         owner: such as ``loss mine``, for components.
         other_keys: what else the section may hold beside the model's fields.
+        inside: keys of sections inside this one -> these sections, for suggestions.
     """
     schema = model_schema(model)
     lines = [
-        _line(detail, schema, table, owner, other_keys)
+        _line(detail, schema, table, owner, other_keys, inside or {})
         for detail in error.errors(include_url=False)[:MOST_PROBLEMS]
     ]
     return list(dict.fromkeys(lines))
 
 
 def _line(
-    detail: ErrorDetails, schema: Schema, table: Table, owner: str, other_keys: Iterable[str]
+    detail: ErrorDetails,
+    schema: Schema,
+    table: Table,
+    owner: str,
+    other_keys: Iterable[str],
+    inside: Mapping[str, str],
 ) -> str:
     kind = detail["type"]
     path, node, inner = _place(table, detail)
@@ -58,6 +65,9 @@ def _line(
         else:
             of_owner = ""
         word = str(path[-1])
+        if len(path) == 1 and word in inside:
+            there = f"{key.removesuffix(word)}{inside[word]}.{word}"
+            return f"{start}: unknown key{of_owner}; did you mean {there}?"
         return f"{start}: unknown key{of_owner}{choices(word, allowed, key.removesuffix(word))}"
     found = field_schema(schema, path)
     if kind == "missing":

@@ -176,6 +176,9 @@ def _parse_stage(
     trainer, trainer_keys = parser.component_and_keys("trainer")
     reference, reference_keys = parser.component_and_keys("reference")
     loss, transport = parser.component("loss"), parser.component("transport")
+    optimizer = parser.component("training.optimizer")
+    schedule = parser.component("training.schedule")
+    advantage = parser.component("advantage")
     environment, environment_keys = parser.component_and_keys("environment")
     dataset, dataset_keys = parser.component_and_keys("dataset")
     eval_dataset, eval_dataset_keys = parser.component_and_keys("eval_dataset")
@@ -202,6 +205,9 @@ def _parse_stage(
         trainer=trainer,
         reference=reference,
         loss=loss,
+        optimizer=optimizer,
+        schedule=schedule,
+        advantage=advantage,
         transport=transport,
         environment=environment,
         environment_keys=environment_keys,

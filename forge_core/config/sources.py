@@ -26,6 +26,7 @@ from pydantic_settings import (
 from forge_core.config.defaults import component_defaults
 from forge_core.config.layers import SECTIONS, Layer, check
 from forge_core.config.layout import layout_defaults
+from forge_core.config.nested import taken_out
 from forge_core.config.precedence import component_name, merged_sections, stage_names
 from forge_core.config.references import with_references
 from forge_core.config.tree import (
@@ -124,6 +125,7 @@ class Source(PydanticBaseSettingsSource):
             tree: what was written.
             folder: that files named behind ``use:`` are relative to; None: the working directory.
         """
+        tree = taken_out(tree)
         try:
             tree = with_references(tree, self.request.catalog, folder or Path.cwd())
         except PluginError as error:
@@ -205,7 +207,9 @@ class Keyed(Source):
                 continue
             for depth in range(len(words) - 1, 0, -1):
                 value = Table({words[depth]: value}, replace(origin, key=".".join(words[:depth])))
-            items[words[0]] = merge(items.get(words[0]), value)
+            # Before they are merged: a name alone is short for a section that others may fill.
+            for section, node in taken_out(Table({words[0]: value}, origin)).items.items():
+                items[section] = merge(items.get(section), node)
         return [self.checked(Table(items, Origin(self.layer, self.layer, "")))]
 
 

@@ -18,6 +18,9 @@ METHODS: Mapping[str, Sequence[str]] = {
     "dataset": ("__len__", "__getitem__"),
     "environment": ("start",),
     "loss": ("__call__",),
+    "optimizer": ("__call__",),
+    "schedule": ("__call__",),
+    "advantage": ("__call__",),
     "reward": ("__call__",),
     "generator": ("generate", "update_weights", "stats", "close"),
     "trainer": (
@@ -38,6 +41,9 @@ METHODS: Mapping[str, Sequence[str]] = {
 SYNC: Mapping[str, Sequence[str]] = {
     "recipe": ("plan",),
     "loss": ("__call__",),
+    "optimizer": ("__call__",),
+    "schedule": ("__call__",),
+    "advantage": ("__call__",),
     "tracker": METHODS["tracker"],
 }
 """Methods that are called without ``await``."""
@@ -88,7 +94,8 @@ def check_built(selection: Selection[Any], built: Any) -> None:
     family = selection.family
     methods = METHODS.get(family, ())
     missing = [name for name in methods if not callable(getattr(built, name, None))]
-    if missing or inspect.isclass(built):
+    # An optimizer's class is what makes it.
+    if missing or (inspect.isclass(built) and family != "optimizer"):
         what = "None" if built is None else _described(built)
         raise PluginError(
             f"{title(selection)}: build returned {what}; expected an object with "

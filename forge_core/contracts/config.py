@@ -17,13 +17,16 @@ from forge_core.contracts.services import RecipeService
 if TYPE_CHECKING:
     from forge_core.contracts.contributions import Section
     from forge_core.contracts.protocols import (
+        AdvantageEstimator,
         AnyReward,
         Dataset,
         Environment,
         Generator,
         Loss,
+        OptimizerFactory,
         Recipe,
         Runtime,
+        Schedule,
         Tracker,
         Trainer,
         Transport,
@@ -113,6 +116,9 @@ class StageConfig:
     trainer: Selection[Trainer] | None
     reference: Selection[Trainer] | None
     loss: Selection[Loss] | None
+    optimizer: Selection[OptimizerFactory] | None
+    schedule: Selection[Schedule] | None
+    advantage: Selection[AdvantageEstimator] | None
     environment: Selection[Environment] | None
     environment_keys: EnvironmentKeys
     transport: Selection[Transport] | None
@@ -146,6 +152,8 @@ class StageConfig:
             model=self.model,
             training=self.training,
             distributed=self.distributed,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
             seed=derive_seed(self.training.seed, "stage", self.name),
         )
 

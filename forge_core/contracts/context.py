@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge_core.contracts.protocols import Loss, Transport
+    from forge_core.contracts.protocols import Loss, OptimizerFactory, Schedule, Transport
     from forge_core.contracts.sections import (
         DistributedSection,
         ModelSection,
@@ -55,6 +55,8 @@ class BuildContext:
         seed: the run's seed; derive your own with ``forge_core.derive_seed``.
         channel: name shared by all components of one stage; transports meet on it.
         loss: for trainers, the loss to train with.
+        optimizer: for trainers, what changes the weights.
+        schedule: for trainers, the course of the learning rate; None: constant after warmup.
         transport: for trainers and generators, the way that weights travel.
         replica: index of the replica being built.
         rank: rank of this process in the replica.
@@ -70,6 +72,8 @@ class BuildContext:
     seed: int = 0
     channel: str = "default"
     loss: Selection[Loss] | None = None
+    optimizer: Selection[OptimizerFactory] | None = None
+    schedule: Selection[Schedule] | None = None
     transport: Selection[Transport] | None = None
     replica: int = 0
     rank: int = 0

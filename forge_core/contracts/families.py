@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from forge_core.contracts.component import Component
 from forge_core.contracts.protocols import (
+    AdvantageEstimator,
     AnyReward,
     Dataset,
     Environment,
     Generator,
     Loss,
+    OptimizerFactory,
     Recipe,
     Runtime,
+    Schedule,
     Tracker,
     Trainer,
     Transport,
@@ -144,12 +147,17 @@ class TrainerComponent(Component[Trainer]):
         memory: ``(settings, context, workload)`` says what one rank holds, for ``forge plan``.
         gives: what losses may ask for of ``top_logprobs``, ``log_softmax``, ``hidden_states`` and
             ``values``; every trainer gives ``entropy``.
+        optimizers: it trains with the optimizer of ``context.optimizer``; else a config that
+            chooses one is refused.
+        schedules: likewise the learning-rate schedule of ``context.schedule``.
     """
 
     cautions: Cautions | None = None
     location: Callable[[Any], Location] | None = None
     gives: Names = frozenset()
     memory: Callable[[Any, BuildContext, Workload], Memory] | None = None
+    optimizers: bool = False
+    schedules: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +172,46 @@ class LossComponent(Component[Loss]):
     """
 
     needs: Names = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerComponent(Component[OptimizerFactory]):
+    """An optimizer.
+
+    Args:
+        sharded: it can be given a shard of each weight (``DTensor``), because it changes every
+            value from that value's own gradient and state alone. Else trainers that
+            shard weights refuse it.
+        state_values: numbers that it keeps for each weight, of the weights' type, or ``(settings)``
+            that returns it (2 for two moments), for ``forge plan``; None: not known.
+    """
+
+    sharded: bool = False
+    state_values: float | Callable[[Any], float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleComponent(Component[Schedule]):
+    """A learning-rate schedule.
+
+    Args:
+        ends: its course depends on the number of steps: one of them in a stage counts, and the
+            trainer has to know how many there are.
+    """
+
+    ends: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageComponent(Component[AdvantageEstimator]):
+    """An advantage estimator.
+
+    Args:
+        scale: what a recipe divides its advantages by unless the config says otherwise: the
+            standard deviation of the group's rewards (``std``), or nothing.
+    """
+
+    scale: Literal["std", "none"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +287,9 @@ COMPONENT_TYPES: Mapping[str, type[Component[Any]]] = {
     "generator": GeneratorComponent,
     "trainer": TrainerComponent,
     "loss": LossComponent,
+    "optimizer": OptimizerComponent,
+    "schedule": ScheduleComponent,
+    "advantage": AdvantageComponent,
     "transport": TransportComponent,
     "runtime": RuntimeComponent,
     "environment": EnvironmentComponent,

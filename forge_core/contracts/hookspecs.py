@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from forge_core.contracts.config import RunConfig
     from forge_core.contracts.contributions import Command, ModelMaker, Preset, Section
     from forge_core.contracts.families import (
+        AdvantageComponent,
         DatasetComponent,
         EnvironmentComponent,
         GeneratorComponent,
         LossComponent,
+        OptimizerComponent,
         RecipeComponent,
         RewardComponent,
         RuntimeComponent,
+        ScheduleComponent,
         TrackerComponent,
         TrainerComponent,
         TransportComponent,
@@ -113,6 +116,94 @@ def forge_losses() -> Iterable[LossComponent]:  # type: ignore[empty-body]
                 build=Mine,
                 needs={"advantages"},
                 summary="policy gradient",
+            )
+    """
+
+
+@hookspec
+def forge_optimizers() -> Iterable[OptimizerComponent]:  # type: ignore[empty-body]
+    """Contribute optimizers, chosen by ``training.optimizer``: what changes weights by gradients.
+
+    Called once when an app is made. What is built is called with parameter groups and makes a
+    ``torch.optim.Optimizer``; the trainer sets the learning rate (``forge_core.OptimizerFactory``).
+
+    .. code-block:: python
+
+        import functools
+
+        from forge_core import OptimizerComponent, Settings, hookimpl
+
+        class MineSettings(Settings):
+            alpha: float = 0.75
+            weight_decay: float = 0.0
+
+        def build_mine(settings, context):
+            import torch
+            return functools.partial(torch.optim.ASGD, **dict(settings))
+
+        @hookimpl
+        def forge_optimizers():
+            yield OptimizerComponent(
+                name="mine",
+                settings=MineSettings,
+                build=build_mine,
+                sharded=True,
+                state_values=1,
+                summary="averaged gradient descent",
+            )
+    """
+
+
+@hookspec
+def forge_schedules() -> Iterable[ScheduleComponent]:  # type: ignore[empty-body]
+    """Contribute learning-rate schedules, chosen by ``training.schedule``.
+
+    Called once when an app is made. What is built is a function of the step and the number of
+    steps, both after warmup, that returns a factor of ``training.learning_rate``.
+
+    .. code-block:: python
+
+        from forge_core import ScheduleComponent, Settings, hookimpl
+
+        class HalvesSettings(Settings):
+            every: int = 100
+
+        def build_halves(settings, context):
+            return lambda step, steps: 0.5 ** (step // settings.every)
+
+        @hookimpl
+        def forge_schedules():
+            yield ScheduleComponent(
+                name="halves",
+                settings=HalvesSettings,
+                build=build_halves,
+                ends=False,
+                summary="half as much after each so many steps",
+            )
+    """
+
+
+@hookspec
+def forge_advantages() -> Iterable[AdvantageComponent]:  # type: ignore[empty-body]
+    """Contribute advantage estimators, chosen by ``advantage``, for recipes that compare the
+    episodes of a group.
+
+    Called once when an app is made. What is built is a function of a group's rewards.
+
+    .. code-block:: python
+
+        from forge_core import AdvantageComponent, Settings, hookimpl
+
+        def build_best(settings, context):
+            return lambda rewards: [reward - max(rewards) for reward in rewards]
+
+        @hookimpl
+        def forge_advantages():
+            yield AdvantageComponent(
+                name="best",
+                settings=Settings,
+                build=build_best,
+                summary="how far from the group's best",
             )
     """
 
@@ -579,6 +670,9 @@ FAMILY_HOOKS: dict[str, str] = {
     "generator": "forge_generators",
     "trainer": "forge_trainers",
     "loss": "forge_losses",
+    "optimizer": "forge_optimizers",
+    "schedule": "forge_schedules",
+    "advantage": "forge_advantages",
     "reward": "forge_rewards",
     "environment": "forge_environments",
     "transport": "forge_transports",

@@ -223,6 +223,63 @@ class ChunkedLoss(Loss, Protocol):
 
 
 @runtime_checkable
+class OptimizerFactory(Protocol):
+    """Makes the optimizer of a model: a class of ``torch.optim`` with its settings filled in, or a
+    function like one."""
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Make the optimizer.
+
+        What it keeps is in its ``state_dict``, which trainers save and restore; its settings are in
+        ``param_groups`` under their names, so that a resumed run can be given others.
+
+        Args:
+            groups: parameter groups as every ``torch.optim.Optimizer`` takes them. ``params`` are
+                the trained weights, ``lr`` is set before each step from ``training.learning_rate``
+                and the schedule, and norms and biases have ``weight_decay`` 0.
+
+        Raises:
+            UsageError: it does not work for these weights.
+        """
+        ...
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """The course of the learning rate after warmup: a pure function, so that a resumed run goes on
+    where it was."""
+
+    def __call__(self, step: int, steps: int | None) -> float:
+        """Factor of ``training.learning_rate`` for an optimizer step; finite and at least 0.
+
+        Args:
+            step: optimizer steps since the end of warmup, from 0; ``steps`` once training is over.
+            steps: that there are after warmup, at least 1. None where the end is not known, which
+                happens only to schedules whose component says ``ends=False``.
+        """
+        ...
+
+
+@runtime_checkable
+class AdvantageEstimator(Protocol):
+    """How much better each episode of a group did than the group makes one expect: a pure function
+    of the group's rewards."""
+
+    def __call__(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Advantage of each episode, in their order.
+
+        Args:
+            rewards: of the episodes of one task, finite; at least one, and fewer than
+                ``group_size`` where episodes were left out. [G]
+
+        Returns:
+            finite numbers that do not depend on the order of the others. Where all are 0, the
+            group has nothing to teach. [G]
+        """
+        ...
+
+
+@runtime_checkable
 class Reward(Protocol):
     """A pure, picklable function. Runs in a process of its own under a deadline.
 

@@ -284,6 +284,21 @@ class RecipeContext(Protocol):
         """
         ...
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """What the config's advantage estimator (section ``advantage``) says of one group.
+
+        Args:
+            rewards: of the episodes that are compared. [G]
+
+        Returns:
+            one finite number for each, in their order. [G]
+
+        Raises:
+            UsageError: the config selects no estimator.
+            RunFailed: it raised, or returned something else; names the component.
+        """
+        ...
+
     def component(self, section: str) -> Any:
         """The component of a section that a plugin has added, built in this process.
 

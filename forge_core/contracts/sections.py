@@ -126,14 +126,16 @@ class ModelsSection(Settings):
         return {name: model for name, model in given.items() if model is not None}
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
 LONGEST = 1e8
 """Seconds; some three years. Clocks of the operating system overflow far beyond."""
 
 
 class TrainingSection(Settings):
-    """The optimizer step, shared by every recipe and trainer."""
+    """The optimizer step, shared by every recipe and trainer.
+
+    In a config ``optimizer`` and ``schedule`` are in this section too: components, chosen by
+    ``use``.
+    """
 
     batch_size: int | None = Field(
         None, ge=1, description="sequences in a micro-batch; default: the recipe's choice"
@@ -145,14 +147,9 @@ class TrainingSection(Settings):
     num_epochs: float | None = Field(None, gt=0, le=1e6, description="passes over the dataset")
     steps: int | None = Field(None, ge=1, description="optimizer steps; takes num_epochs' place")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warmup from 0")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="course of the learning rate after warmup, to 0 at the last step"
-    )
     max_grad_norm: float | None = Field(
         1.0, gt=0, description="gradients are scaled down to this norm; null: no clipping"
     )
-    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of AdamW")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's moment decay rates")
     seed: int = Field(0, ge=0, description="seed of everything random in the run")
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -18,10 +19,12 @@ from forge_core.contracts.families import (
     Location,
     LossComponent,
     Names,
+    OptimizerComponent,
     Reach,
     RecipeComponent,
     RewardComponent,
     RuntimeComponent,
+    ScheduleComponent,
     TokenLimit,
     TrainerComponent,
     TransportComponent,
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from forge_core.contracts.memory import Memory, Workload
     from forge_core.contracts.types import Task
 
-PARTS = ("loss", "transport")
+PARTS = ("loss", "optimizer", "schedule", "transport")
 """Families that a trainer or a generator builds for itself: a failure would pass for its own."""
 
 T_co = TypeVar("T_co", covariant=True)
@@ -108,6 +111,34 @@ class Selection(Generic[T_co]):
     def tells_memory(self) -> bool:
         """Whether a trainer says what its ranks hold."""
         return isinstance(self.component, TrainerComponent) and self.component.memory is not None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether an optimizer can be given a shard of each weight."""
+        return isinstance(self.component, OptimizerComponent) and self.component.sharded
+
+    @property
+    def state_values(self) -> float | None:
+        """Numbers that an optimizer keeps for each weight; None: not known.
+
+        Raises:
+            PluginError: the component says something that is no number of at least 0.
+        """
+        assert isinstance(self.component, OptimizerComponent)
+        stated = self.component.state_values
+        with blaming(self, "state_values"):
+            values = stated(self.settings) if callable(stated) else stated
+        if values is None or (isinstance(values, int | float) and 0 <= values < math.inf):
+            return values
+        raise PluginError(
+            f"{title(self)}: state_values must be a number of at least 0, a function of the "
+            f"settings that returns one, or None; not {values!r}"
+        )
+
+    @property
+    def ends(self) -> bool:
+        """Whether the course of a schedule depends on the number of steps."""
+        return isinstance(self.component, ScheduleComponent) and self.component.ends
 
     @property
     def reach(self) -> Reach:

@@ -146,7 +146,8 @@ class Catalog:
             if len(group) > 1:
                 claims = " and ".join(f"{each.provider} ({each.name})" for each in group)
                 return (
-                    f"{claims} are both the default {family}; choose one with {family}.use, or "
+                    f"{claims} are both the default {family}; choose one with "
+                    f"{self.sections.home(family)}.use, or "
                     f"leave a plugin out (-p no:{group[-1].provider.name})"
                 )
         return ""

@@ -2,8 +2,9 @@
 
 ``use: my_reward.py:brevity`` is a component of any family. ``NAME`` is
 
-- for rewards and losses, which are functions: the function, whose further parameters are its
-  settings;
+- for rewards, losses, schedules and advantages, which are functions: the function, whose further
+  parameters are its settings; for optimizers likewise a function or class that is called with the
+  parameter groups (its ``lr`` is the trainer's to set, and no setting);
 - else a function or class that makes the component when it is called with its settings;
 - or a ``Component``, or the finished component itself.
 
@@ -42,13 +43,16 @@ if TYPE_CHECKING:
 REFERENCE = re.compile(r"(?P<file>.*\.py):(?P<name>\w+)")
 """What ``use:`` says for a function or class in a file."""
 
-FUNCTIONS = {"reward": 1, "loss": 3}
+FUNCTIONS = {"reward": 1, "loss": 3, "optimizer": 1, "schedule": 2, "advantage": 1}
 """Families whose components are functions -> how many of their arguments the kernel gives."""
 
 
 SAYS = {
     "loss": ("needs",),
     "trainer": ("gives",),
+    "optimizer": ("sharded", "state_values"),
+    "schedule": ("ends",),
+    "advantage": ("scale",),
     "recipe": ("requires", "provides", "defaults"),
     "environment": ("gives_rewards",),
 }
@@ -100,10 +104,13 @@ def component_of(family: str, name: str, thing: object, reserved: frozenset[str]
         raise PluginError(f"{name} is of type {type(thing).__name__}, not a function")
     if isinstance(thing, str | bytes | int | float | dict | types.ModuleType) or thing is None:
         raise PluginError(f"{name} is of type {type(thing).__name__}, not a {family}")
-    builds = inspect.isclass(thing) or (inspect.isroutine(thing) and family not in FUNCTIONS)
+    builds = family not in FUNCTIONS and inspect.isroutine(thing)
+    builds |= inspect.isclass(thing) and family != "optimizer"  # those are made of the weights
     given = FUNCTIONS.get(family, 0) if not builds else 0
     takes = builds or family in FUNCTIONS
     parameters = _parameters(thing, given) if callable(thing) and takes else {}
+    if family == "optimizer":
+        parameters.pop("lr", None)
     clashes = sorted(parameters.keys() & reserved)
     if clashes:
         raise PluginError(

@@ -61,8 +61,9 @@ OPTIONS = (
     "--dry-run", "--debug", "--nproc-per-node", "--loss", "--generator", "--trainer", "--runtime",
     "--transport", "--resume", "--nothing", "-p", "no:torch", "no:", "-h", "--", "-", "", "=", "a=",
     "=a", "a.b=c", "~training", "stages.sft.training.steps=1", "rewards=null", "stages=null",
-    "training.steps=1e99", "training.betas=[5,7]", "training.learning_rate=.inf", "model.path=/",
-    "model.path=.", "recipe.use=sft", "recipe.use=grpo", "loss.use=grpo", "dataset.path=/dev/zero",
+    "training.steps=1e99", "training.optimizer.betas=[5,7]", "training.learning_rate=.inf",
+    "model.path=/", "model.path=.", "recipe.use=sft", "recipe.use=grpo", "loss.use=grpo",
+    "dataset.path=/dev/zero",
     "dataset={use: jsonl, path: nothing.jsonl}", "trackers={}", "trackers.console.view=live",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
@@ -18,10 +18,12 @@ from forge_core import (
     Forge,
     GeneratorComponent,
     LossComponent,
+    OptimizerComponent,
     Preset,
     RecipeComponent,
     RewardComponent,
     RunConfig,
+    ScheduleComponent,
     Settings,
     TrackerComponent,
     TrainerComponent,
@@ -72,6 +74,16 @@ class PpoLoss(Settings):
 
 class Nothing(Settings):
     """No settings."""
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdamW(Settings):
+    """Moments."""
+
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="decay rates of the moments")
+    weight_decay: float = Field(0.0, ge=0)
 
 
 class Exact(Settings):
@@ -144,6 +156,16 @@ class World:
         yield component("loss", "cross_entropy", Nothing)
         yield component("loss", "grpo", GrpoLoss)
         yield component("loss", "ppo", PpoLoss)
+
+    @hookimpl
+    def forge_optimizers(self) -> Iterator[OptimizerComponent]:
+        yield component("optimizer", "adamw", AdamW, default=True)
+        yield component("optimizer", "plain", Nothing)
+
+    @hookimpl
+    def forge_schedules(self) -> Iterator[ScheduleComponent]:
+        yield component("schedule", "constant", Nothing, default=True)
+        yield component("schedule", "cosine", Nothing)
 
     @hookimpl
     def forge_rewards(self) -> Iterator[RewardComponent]:

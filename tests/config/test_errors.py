@@ -18,8 +18,8 @@ Read = Callable[..., RunConfig]
 Write = Callable[[str, str], Path]
 
 TRAINING = (
-    "(allowed: batch_size, betas, gradient_accumulation_steps, learning_rate, max_grad_norm, "
-    "num_epochs, schedule, seed, steps, warmup_steps, weight_decay)"
+    "(allowed: batch_size, gradient_accumulation_steps, learning_rate, max_grad_norm, "
+    "num_epochs, optimizer, schedule, seed, steps, warmup_steps)"
 )
 
 
@@ -53,17 +53,18 @@ TRAINING = (
             "a.yaml:1: training.learning_rate: must be a number, at least 0; not null",
         ),
         (
-            "training: {betas: [0.9, high]}\n",
-            "a.yaml:1: training.betas[1]: must be a number, at least 0, below 1; not high",
+            "training: {optimizer: {betas: [0.9, high]}}\n",
+            "a.yaml:1: training.optimizer.betas[1]: must be a number, at least 0, below 1; "
+            "not high",
         ),
         (
-            "training: {betas: [0.9]}\n",
-            "a.yaml:1: training.betas[1]: missing; it has no default",
+            "training: {optimizer: {betas: [0.9]}}\n",
+            "a.yaml:1: training.optimizer.betas[1]: missing; optimizer adamw needs it",
         ),
         (
-            "training: {betas: 0.9}\n",
-            "a.yaml:1: training.betas: must be a list [a number, at least 0, below 1, a number, "
-            "at least 0, below 1]; not '0.9'",
+            "training: {optimizer: {betas: 0.9}}\n",
+            "a.yaml:1: training.optimizer.betas: must be a list [a number, at least 0, below 1, "
+            "a number, at least 0, below 1]; not '0.9'",
         ),
         (
             "training: {steps: {a: 1}}\n",
@@ -178,9 +179,9 @@ TRAINING = (
         (
             "stages: {a: {los: {use: ppo}}}\n",
             "a.yaml:1: stages.a.los: unknown section; did you mean stages.a.loss? (allowed: "
-            "dataset, distributed, environment, eval_dataset, evaluation, generator, loss, recipe, "
-            "reference, replay_buffer, reward_workers, rewards, sampling, trainer, training, "
-            "transport)",
+            "advantage, dataset, distributed, environment, eval_dataset, evaluation, generator, "
+            "loss, recipe, reference, replay_buffer, reward_workers, rewards, sampling, trainer, "
+            "training, transport)",
         ),
     ],
 )

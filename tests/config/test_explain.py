@@ -67,12 +67,12 @@ def test_each_stage_where_they_differ_and_once_where_not(read: Read) -> None:
         "stages.sft.training.steps",
         "stages.grpo.training.steps",
     ]
-    assert [item.key for item in explain(config, "training.schedule")] == ["training.schedule"]
+    assert [item.key for item in explain(config, "training.schedule")] == ["training.schedule.use"]
     [one] = explain(config, "stages.grpo.trainer.lr")
     assert one.provenance.value == 5e-4
     assert [past.value for past in one.provenance.overrode] == [1e-3]
     config = read("two-stages", "training.schedule=cosine")
-    assert [item.key for item in explain(config, "training.schedule")] == ["training.schedule"]
+    assert [item.key for item in explain(config, "training.schedule")] == ["training.schedule.use"]
 
 
 def test_a_key_that_is_not_there(read: Read) -> None:

@@ -40,7 +40,9 @@ def test_layers_lie_over_each_other_in_order(read: Read, write: Write) -> None:
     assert training.warmup_steps == 3
     assert training.batch_size == 2
     assert training.learning_rate == 1.0
-    assert training.schedule == "constant"
+    schedule = config.stages[0].schedule
+    assert schedule is not None
+    assert schedule.name == "constant"
 
 
 def test_the_recipe_says_what_other_sections_default_to(read: Read) -> None:
@@ -365,14 +367,14 @@ def test_variables_that_are_mistakes(read: Read) -> None:
         "FORGE_TRAINING__: training.: not a key; write FORGE_SECTION__KEY",
         "FORGE_TRAINING__STEPS: training.steps: not valid YAML: while parsing a flow node, "
         "expected the node content, but found '<stream end>'; put text that is not YAML in quotes",
-        "FORGE_X__Y: x: unknown section (allowed: checkpointing, dataset, distributed, "
+        "FORGE_X__Y: x: unknown section (allowed: advantage, checkpointing, dataset, distributed, "
         "environment, eval_dataset, evaluation, extends, generator, loss, model, models, name, "
         "recipe, reference, replay_buffer, reward_workers, rewards, runtime, sampling, stages, "
         "trackers, trainer, training, transport)",
         "FORGE_TRAINING__BATCHSIZE: training.batchsize: unknown key; did you mean "
-        "training.batch_size? (allowed: batch_size, betas, gradient_accumulation_steps, "
-        "learning_rate, max_grad_norm, num_epochs, schedule, seed, steps, warmup_steps, "
-        "weight_decay)",
+        "training.batch_size? (allowed: batch_size, gradient_accumulation_steps, "
+        "learning_rate, max_grad_norm, num_epochs, optimizer, schedule, seed, steps, "
+        "warmup_steps)",
     ]
 
 

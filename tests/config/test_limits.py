@@ -31,7 +31,7 @@ MANY = "more than 10,000 keys and values"
         ("model:\n" + "".join(f"  k{n}: v\n" for n in range(900_000)), BIG),
         ("name: " + "x" * 10_000_000, BIG),
         ("model:\n" + "".join(f" k{n}: 1\n" for n in range(6_000)), "{place}:5000:9: " + MANY),
-        (f"training: {{betas: {'[' * 200}{']' * 200}}}", "{place}:1:67: " + DEEP),
+        (f"training: {{steps: {'[' * 200}{']' * 200}}}", "{place}:1:67: " + DEEP),
         ("training: " + "[" * 100_000, "{place}:1:60: " + DEEP),
         (NESTED_MAPS, "{place}:1:209: " + DEEP),
         (REPEATED, "{place}:1: loss.z: more than 524,288 characters, aliases and variables"),
@@ -79,7 +79,7 @@ def test_many_mistakes_are_shown_in_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("training.betas=" + "[" * 200, f"training.betas: {DEEP}"),
+        ("training.optimizer.betas=" + "[" * 200, f"training.optimizer.betas: {DEEP}"),
         ("training." + ".".join("a" * 20_000) + "=1", DEEP),
         ("training.steps=" + "9" * 100_000, "is not a value a config can hold"),
         ("model.dtype=" + "x" * 100_000, "not 'xxx"),
@@ -122,8 +122,8 @@ def test_a_mapping_that_holds_itself() -> None:
         ("training.learning_rate=.nan", "must be finite; not '.nan'"),
         ("training.learning_rate=1e999", "must be finite; not '1e999'"),
         ("training.steps=99999999999999999999", "must be at most 2^63 - 1; not '999999999999999"),
-        ("training.betas=[5, 7]", "must be a number, at least 0, below 1; not 5"),
-        ("training.betas=[0.9, .nan]", "must be finite; not '[0.9, .nan]'"),
+        ("training.optimizer.betas=[5, 7]", "must be a number, at least 0, below 1; not 5"),
+        ("training.optimizer.betas=[0.9, .nan]", "must be finite; not '[0.9, .nan]'"),
         ("training.max_grad_norm=-.inf", "must be finite; not '-.inf'"),
         ("rewards.exact_match.weight=.inf", "must be finite; not '.inf'"),
         ("rewards.exact_match.deadline=1e300", "at most 1e+08; not '1e300'"),

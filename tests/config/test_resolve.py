@@ -193,9 +193,14 @@ TRAINING = st.fixed_dictionaries(
     optional={
         "steps": st.integers(1, 9),
         "learning_rate": st.floats(0, 1),
-        "betas": st.lists(st.floats(0, 1, exclude_max=True), min_size=2, max_size=2),
+        "optimizer": st.one_of(
+            st.sampled_from(["adamw", "plain", {"use": "plain"}]),
+            st.fixed_dictionaries(
+                {"use": st.just("adamw")}, optional={"weight_decay": st.floats(0, 1)}
+            ),
+        ),
         "max_grad_norm": OPTIONAL | st.floats(0.1, 2),
-        "schedule": st.sampled_from(["constant", "linear", "cosine"]),
+        "schedule": st.sampled_from(["constant", "cosine", {"use": "cosine"}, None]),
     },
 )
 LOSS = st.sampled_from(

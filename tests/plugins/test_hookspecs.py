@@ -85,7 +85,8 @@ def test_the_example_of_a_family_contributes_what_its_protocol_asks_for(family, 
         return
     built = call_build(component.build, settings, None)
     if built is not ...:
-        assert isinstance(built, getattr(protocols, family.capitalize()))
+        name = {"optimizer": "OptimizerFactory", "advantage": "AdvantageEstimator"}.get(family)
+        assert isinstance(built, getattr(protocols, name or family.capitalize()))
 
 
 def test_the_example_of_presets(use_example):

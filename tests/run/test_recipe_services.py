@@ -65,7 +65,7 @@ class Duel:
             "critic": RecipeService(
                 section="trainer",
                 loss=squares,
-                training={"learning_rate": 0.02, "weight_decay": 0.1},
+                training={"learning_rate": 0.02, "max_grad_norm": 0.5},
                 placement=Placement(isolate=True),
                 checkpoint=True,
             ),

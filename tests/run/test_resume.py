@@ -54,11 +54,11 @@ def test_another_model_is_refused(stopped: Path, overrides: dict[str, Any]) -> N
 
 
 def test_settings_of_the_optimizer_hold(stopped: Path) -> None:
-    changed = {"training.weight_decay": 5.0, "training.betas": [0.5, 0.6]}
+    changed = {"training.optimizer.weight_decay": 5.0, "training.optimizer.betas": [0.5, 0.6]}
     summary = Forge().run(resume=stopped, overrides={**changed, "training.steps": 2})
     assert summary.folder == stopped
     config = yaml.safe_load((stopped / "resumes" / "1" / "config.yaml").read_text())
-    assert config["training"]["weight_decay"] == 5.0
+    assert config["training"]["optimizer"]["weight_decay"] == 5.0
     assert summary.checkpoint is not None
     state = torch.load(summary.checkpoint / "trainer_state.pt", weights_only=True)
     matrices, vectors = state["optimizer"]["param_groups"]

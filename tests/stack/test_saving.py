@@ -73,7 +73,7 @@ def test_weights_that_are_not_finite_are_not_saved(small_config: dict[str, Any])
         Forge(plugins=[StopAt(4)]).run(small_config)
     (folder,) = Path(small_config["checkpointing"]["output_dir"]).iterdir()
     good = (folder / "checkpoints" / "step_3" / "model.safetensors").read_bytes()
-    huge = ["weight_decay=10", "learning_rate=1e38", "steps=4"]
+    huge = ["optimizer.weight_decay=10", "learning_rate=1e38", "steps=4"]
     with pytest.raises(RunFailed) as caught:
         Forge().run(resume=folder, overrides=[f"stages.sft.training.{key}" for key in huge])
     line = str(caught.value)
@@ -86,7 +86,7 @@ def test_weights_that_are_not_finite_are_not_saved(small_config: dict[str, Any])
 
 def test_weights_that_are_not_finite_are_not_published(small_config: dict[str, Any]) -> None:
     """For a held-out score between two steps."""
-    broken = {**SFT["training"], "learning_rate": 1e38, "weight_decay": 10.0}
+    broken = {**SFT["training"], "learning_rate": 1e38, "optimizer": {"weight_decay": 10.0}}
     small_config["stages"] = {"sft": {**SFT, "training": broken}}
     small_config["evaluation"] = {"interval": 1}
     with pytest.raises(RunFailed, match=r"after step 1: weight .* \(there is no checkpoint yet\)$"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from forge_config.schema import an
 from forge_core import ConfigError, Provenance
 from forge_core.config.layers import choices
 from forge_core.config.schema import describe, field_schema, model_schema
@@ -17,6 +18,7 @@ from forge_core.sections import (
     COMPONENT_SECTIONS,
     SHARED_SECTIONS,
     Sections,
+    section_of,
 )
 
 if TYPE_CHECKING:
@@ -129,12 +131,13 @@ def _relative(config: RunConfig, key: str) -> tuple[StageConfig, str]:
 def _explanation(config: RunConfig, key: str, provenance: Provenance) -> Explanation:
     bare = Explanation(key=key, provenance=provenance)
     stage, relative = _relative(config, key)
-    section, *path = relative.split(".")
+    section, path = section_of(relative)
     if section in SHARED_SECTIONS:
         return _with_field(bare, SHARED_SECTIONS[section], path)
     selection: Selection[Any] | None = None
     if section in COMPONENT_SECTIONS:
-        selection = config.runtime if section == "runtime" else getattr(stage, section)
+        attribute = section.rpartition(".")[2]
+        selection = config.runtime if section == "runtime" else getattr(stage, attribute)
     elif section in stage.sections:
         selection = stage.sections[section].selection
     elif section in COMPONENT_MAPS and path:
@@ -147,7 +150,7 @@ def _explanation(config: RunConfig, key: str, provenance: Provenance) -> Explana
         return replace(
             bare,
             description=selection.component.summary,
-            allowed=f"the name of a {selection.family}, or FILE.py:NAME",
+            allowed=f"the name of {an(selection.family)}, or FILE.py:NAME",
         )
     added = {name: config.section for name, config in stage.sections.items()}
     kernel = Sections(added).keys(section)

@@ -10,17 +10,22 @@ from pydantic import BaseModel, PydanticUserError
 from forge_core import UsageError
 from forge_core.config.layers import SECTIONS
 from forge_core.config.schema import Schema, model_schema
-from forge_core.sections import ALIASES, COMPONENT_MAPS, RUN_WIDE, SHARED_SECTIONS
+from forge_core.sections import ALIASES, COMPONENT_MAPS, NESTED, RUN_WIDE, SHARED_SECTIONS
 
 if TYPE_CHECKING:
     from forge_core import Component
     from forge_core.plugins.catalog import Catalog
 
 
+def an(word: str) -> str:
+    """A word with its article: ``a loss``, ``an optimizer``."""
+    return f"an {word}" if word[0] in "aeio" else f"a {word}"
+
+
 def config_schema(catalog: Catalog) -> Schema:
     """JSON Schema (2020-12) of a whole config with every installed component."""
     defs: Schema = {}
-    names = [*SECTIONS, *catalog.sections.added]
+    names = [*(name for name in SECTIONS if "." not in name), *catalog.sections.added]
     sections = {name: _section(catalog, name, defs) for name in names}
     of_stage = {name: schema for name, schema in sections.items() if name not in RUN_WIDE}
     stage = {"type": "object", "properties": of_stage, "additionalProperties": False}
@@ -63,7 +68,12 @@ def component_schema(catalog: Catalog, family: str, name: str) -> Schema:
 def _section(catalog: Catalog, section: str, defs: Schema) -> Schema:
     nothing: Schema = {"type": "null"}
     if section in SHARED_SECTIONS:
-        return {"anyOf": [_hoisted(SHARED_SECTIONS[section], section, defs), nothing]}
+        schema = dict(_hoisted(SHARED_SECTIONS[section], section, defs))
+        for name in NESTED.get(section, ()):
+            inner = _section(catalog, f"{section}.{name}", defs)
+            inner["anyOf"] = [*inner["anyOf"], _name_alone(catalog, f"{section}.{name}")]
+            schema["properties"] = {**schema["properties"], name: inner}
+        return {"anyOf": [schema, nothing]}
     if (family := catalog.sections.family(section)) is not None:
         variants = [
             _variant(
@@ -73,7 +83,7 @@ def _section(catalog: Catalog, section: str, defs: Schema) -> Schema:
                 name,
                 component,
                 defs,
-                use_required=section != family or not component.default,
+                use_required=section != catalog.sections.home(family) or not component.default,
             )
             for name, component in _selectable(catalog, family)
         ]
@@ -98,6 +108,14 @@ def _section(catalog: Catalog, section: str, defs: Schema) -> Schema:
     }
 
 
+def _name_alone(catalog: Catalog, section: str) -> Schema:
+    """A component's name where its section would stand: ``optimizer: mine``."""
+    family = catalog.sections.family(section)
+    assert family is not None
+    names = [name for name, _ in _selectable(catalog, family)]
+    return {"anyOf": [{"enum": names}, {"type": "string", "pattern": r"\.py:\w+$"}]}
+
+
 def _selectable(catalog: Catalog, family: str) -> list[tuple[str, Component[Any]]]:
     """What ``use`` may say in a family; ``provider:name`` where two plugins have one name."""
     entries = catalog.entries(family)
@@ -112,7 +130,7 @@ def _selectable(catalog: Catalog, family: str) -> list[tuple[str, Component[Any]
 
 
 def _about(catalog: Catalog, section: str, family: str) -> str:
-    chosen = f"a {family}, chosen by use"
+    chosen = f"{an(family)}, chosen by use"
     added = catalog.sections.added.get(section)
     return chosen if added is None else f"{added.summary}; {chosen}"
 

@@ -7,14 +7,16 @@ returns in ``forge_core.contracts.built``.
 from __future__ import annotations
 
 import difflib
+import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from forge_core import PluginError, Selection, Task
+from forge_core import PluginError, RunFailed, Selection, Task
 from forge_core.contracts.blame import title
 
 SECTIONS = (
+    "advantage",
     "dataset",
     "environment",
     "eval_dataset",
@@ -59,6 +61,32 @@ def check_is_task(selection: Selection[Any], task: object, index: int) -> Task:
             "not a forge_core.Task"
         )
     return task
+
+
+def check_advantages(
+    selection: Selection[Any], rewards: Sequence[float], answer: Any
+) -> list[float]:
+    """What an advantage estimator returned, as one number for each reward.
+
+    Raises:
+        RunFailed: it is something else, or a number is not finite.
+    """
+    try:
+        advantages = [float(each) for each in answer]
+    except (TypeError, ValueError):
+        raise RunFailed(
+            f"{title(selection)}: returned {answer!r}, not a number for each reward"
+        ) from None
+    if len(advantages) != len(rewards):
+        raise RunFailed(
+            f"{title(selection)}: returned {len(advantages)} advantages for {len(rewards)} rewards"
+        )
+    if bad := [each for each in advantages if not math.isfinite(each)]:
+        raise RunFailed(
+            f"{title(selection)}: returned {bad[0]} for the rewards {list(rewards)}; an advantage "
+            "is finite, also where all rewards are equal"
+        )
+    return advantages
 
 
 def check_sections(selection: Selection[Any], added: Iterable[str] = ()) -> None:

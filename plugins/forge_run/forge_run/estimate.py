@@ -13,7 +13,7 @@ from forge_run.preflight import (
     check_sampler,
     check_services,
 )
-from forge_run.unused import check_evaluation
+from forge_run.unused import check_unused
 
 if TYPE_CHECKING:
     from forge_core import ModelSection, Placement, RunConfig, Selection, StageConfig, Trainer
@@ -92,7 +92,7 @@ def estimate(config: RunConfig) -> list[StageEstimate]:
     Raises:
         UsageError: a component cannot do what its stage asks of it.
     """
-    check_evaluation(config)
+    check_unused(config)
     return [_stage(stage) for stage in config.stages]
 
 

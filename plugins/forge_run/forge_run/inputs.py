@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from forge_core import RunFailed, Sampling, Task, UsageError
 from forge_core.contracts.blame import blaming
 from forge_models.stop_tokens import stop_token_ids
+from forge_run.answers import check_advantages
 from forge_run.data.order import TaskOrder
 from forge_run.environment import GuardedEnvironment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from forge_core import BuildContext, Selection, StageConfig
+    from forge_core import AdvantageEstimator, BuildContext, Selection, StageConfig
     from forge_run.dataset import GuardedDataset
     from forge_run.session import RunSession
 
@@ -118,6 +120,22 @@ class Inputs:
             stop_token_ids=stop_token_ids(self._model, self.tokenizer),
         )
         return replace(base, **changes)
+
+    @cached_property
+    def _estimator(self) -> AdvantageEstimator:
+        chosen = self._config.advantage
+        if chosen is None:
+            raise UsageError(f"advantage: recipe {self._config.recipe.name!r} needs this section")
+        with blaming(chosen, "build", RunFailed):
+            return chosen.build(self._context)
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """What the config's estimator says of a group's rewards."""
+        estimator, chosen = self._estimator, self._config.advantage
+        assert chosen is not None
+        with blaming(chosen, "the call", RunFailed):
+            answer = estimator(list(rewards))
+        return check_advantages(chosen, rewards, answer)
 
     def component(self, section: str) -> Any:
         """The component of a section that a plugin has added, built in this process."""

@@ -82,12 +82,13 @@ class Pace:
         )
 
     def _check_schedule(self, now: Counts) -> None:
-        training = self._stage.training
-        if now.trained <= self._steps or training.schedule == "constant":
+        schedule = self._stage.schedule
+        if now.trained <= self._steps or schedule is None or not schedule.ends:
             return
         raise RunFailed(
             f"recipe {self._stage.recipe.name!r} (stage {self._stage.name!r}) made {now.trained} "
             f"optimizer steps in {self._steps} of the stage's steps: training.schedule "
-            f"{training.schedule!r} counts optimizer steps and would reach its end too early; make "
-            "one optimizer step in each step of the stage, or use training.schedule=constant"
+            f"{schedule.name!r} counts optimizer steps and would reach its end too early; make "
+            "one optimizer step in each step of the stage, or use a schedule without an end "
+            "(training.schedule=null is constant)"
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forge_core import PluginError, UsageError, field_needs
+from forge_core import PluginError, TrainerComponent, UsageError, field_needs
 from forge_core.contracts.blame import title
 from forge_run.answers import check_sections
 
@@ -30,6 +30,7 @@ def check_components(stage: StageConfig) -> None:
         (stage.trainer, stage.trainer_placement.procs),
         (stage.generator, stage.generator_placement.procs),
         *((selection, 1) for selection in (stage.transport, stage.recipe, stage.loss)),
+        *((selection, 1) for selection in (stage.optimizer, stage.schedule, stage.advantage)),
         (stage.environment if stage.samples() else None, 1),
         *((selection, 1) for selection in (stage.dataset, stage.eval_dataset)),
         *((part.selection, 1) for part in stage.rewards.values()),
@@ -38,6 +39,7 @@ def check_components(stage: StageConfig) -> None:
     for selection, procs in chosen:
         if selection is not None:
             selection.check(replace(context, world_size=procs))
+    check_optimizer(stage)
     if stage.reference is not None:
         procs = stage.reference_placement.procs
         try:
@@ -47,6 +49,21 @@ def check_components(stage: StageConfig) -> None:
             own = key.startswith("trainer.")
             key = f"reference.{key.removeprefix('trainer.')}" if own else f"reference: {key}"
             raise UsageError(key) from error
+
+
+def check_optimizer(stage: StageConfig) -> None:
+    """A trainer that takes an optimizer has one.
+
+    Raises:
+        UsageError: names the key.
+    """
+    trainer = stage.trainer
+    if trainer is None or stage.optimizer is not None or "trainer" not in stage.recipe.requires:
+        return
+    if isinstance(trainer.component, TrainerComponent) and trainer.component.optimizers:
+        raise UsageError(
+            f"training.optimizer: trainer {trainer.name!r} (stage {stage.name!r}) needs one"
+        )
 
 
 RESERVED = frozenset({"trainer", "generator", "reference", "rewards", "replay_buffer"})

@@ -58,7 +58,7 @@ from forge_run.tasks import check_tasks
 from forge_run.trackers.jsonl import troubles
 from forge_run.trackers.lines import METRICS, JsonLines
 from forge_run.transport_check import check_transport
-from forge_run.unused import check_evaluation, unused_keys
+from forge_run.unused import check_unused, unused_keys
 from forge_run.writer import Writer, check_free
 from forge_services.watchdog import Watchdog, caller
 
@@ -129,7 +129,7 @@ class RunSession:
         check_model(config.model, model_makers(plugins))
         for name, model in config.models.items():
             check_named_model(name, model, model_makers(plugins))
-        check_evaluation(config)
+        check_unused(config)
         for tracker in config.trackers.values():
             tracker.check(config.stages[0].early_context())
         for stage in config.stages:

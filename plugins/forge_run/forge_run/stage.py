@@ -132,6 +132,9 @@ class Stage:
     def sampling(self, **changes: Any) -> Sampling:
         return self._inputs.sampling(**changes)
 
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        return self._inputs.advantages(rewards)
+
     def component(self, section: str) -> Any:
         return self._inputs.component(section)
 

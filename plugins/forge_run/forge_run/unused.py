@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from forge_core import UsageError
-from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, RUN_WIDE, SHARED_SECTIONS
+from forge_core import TrainerComponent, UsageError
+from forge_core.sections import COMPONENT_MAPS, KERNEL_KEYS, RUN_WIDE, SHARED_SECTIONS, section_of
 
 if TYPE_CHECKING:
     from forge_core import Provenance, RunConfig, Selection, StageConfig
@@ -40,14 +40,16 @@ class Unused:
 
     def covers(self, key: str) -> bool:
         """Whether it speaks of a dotted key, without ``stages.NAME.``."""
-        section, _, rest = key.partition(".")
+        section, words = section_of(key)
+        rest = ".".join(words)
         return section == self.section and (
             not self.keys or any(rest == key or rest.startswith(f"{key}.") for key in self.keys)
         )
 
 
-def check_evaluation(config: RunConfig) -> None:
-    """Refuse a held-out evaluation that would never happen.
+def check_unused(config: RunConfig) -> None:
+    """Refuse what would never happen: a held-out evaluation without what it needs, an optimizer or
+    a schedule for a trainer that takes none.
 
     Raises:
         UsageError: names the keys, and what is missing.
@@ -124,6 +126,14 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
         reason = f"does nothing: {who} samples nothing, and nothing is evaluated"
         for section in ("generator", "sampling", "environment", "transport"):
             yield Unused(section, reason)
+    trainer = stage.trainer.component if stage.trainer is not None else None
+    if isinstance(trainer, TrainerComponent):
+        for key, takes in (("optimizer", trainer.optimizers), ("schedule", trainer.schedules)):
+            if not takes:
+                reason = f"trainer {trainer.name!r} (stage {stage.name!r}) takes no {key}"
+                yield Unused(f"training.{key}", reason, refused=True)
+    if "advantage" not in requires:
+        yield Unused("advantage", f"does nothing: {who} estimates no advantages")
     if not ("rewards" in requires or scored):
         reason = f"does nothing: {who} uses no rewards, and nothing is evaluated"
         for section in ("rewards", "reward_workers"):
@@ -149,7 +159,8 @@ def _unused(stage: StageConfig) -> Iterator[Unused]:
 
 def _is_set(key: str, value: Provenance, stage: StageConfig) -> bool:
     """Whether somebody gave a key another value than its default."""
-    section, _, rest = key.partition(".")
+    section, words = section_of(key)
+    rest = ".".join(words)
     if section in COMPONENT_MAPS:
         return bool(rest)
     if value.layer.startswith(BY_ITSELF):
@@ -158,7 +169,7 @@ def _is_set(key: str, value: Provenance, stage: StageConfig) -> bool:
         return value.value is not None  # null: without that section
     if section in SHARED_SECTIONS:
         return bool(value.value != _default(SHARED_SECTIONS[section], rest))
-    selection: Selection[Any] | None = getattr(stage, section, None)
+    selection: Selection[Any] | None = getattr(stage, section.rpartition(".")[2], None)
     if rest == "use":
         if selection is None:
             return True

@@ -12,7 +12,6 @@ from forge_core import FloatArray, OutputNeeds, TrainSequence
 from forge_tensors.batch import PackedBatch, pack
 from forge_tensors.logprobs import NOTHING, Scores, Terms
 from forge_tensors.loss_step import LossStep
-from forge_tensors.schedule import learning_rate
 from forge_tensors.trainer_frame import P, TrainerFrame
 from forge_tensors.units import units
 
@@ -48,7 +47,7 @@ class OneProcessTrainer(TrainerFrame[P]):
 
     @property
     def rate(self) -> float:
-        return learning_rate(self.training, self.steps_done)
+        return self.learning_rate(self.steps_done)
 
     def accumulate(
         self, step: LossStep, micro_batches: Sequence[Sequence[TrainSequence]], temperature: float

@@ -15,8 +15,9 @@ TYPICAL_WEIGHT = 0.02
 def bfloat16_weights(context: BuildContext) -> list[str]:
     """The caution of a trainer whose only weights are those of ``model.dtype``.
 
-    An update of AdamW is about as large as the learning rate, whatever the gradient. In bfloat16 it
-    is lost on every weight more than 1 / ``HALF_STEP`` = 512 times as large.
+    An update of an adaptive optimizer is about as large as the learning rate, whatever the
+    gradient. In bfloat16 it is lost on every weight more than 1 / ``HALF_STEP`` = 512 times as
+    large.
 
     Returns:
         a line if the weights are bfloat16 and the learning rate is so low that weights of typical

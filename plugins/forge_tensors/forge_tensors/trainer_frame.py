@@ -29,7 +29,7 @@ from forge_core import (
 from forge_tensors.finite import first_not_finite
 from forge_tensors.loss_step import LossStep
 from forge_tensors.metric_sums import MetricSums
-from forge_tensors.schedule import learning_rate
+from forge_tensors.schedule import LearningRate
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class TrainerFrame(ABC, Generic[P]):
     reference: P | None = None
 
     def __init__(self, context: BuildContext) -> None:
-        learning_rate(context.training, 0)  # a schedule without an end is refused here
+        self.learning_rate = LearningRate(context)
         if context.model.path is None:
             raise UsageError(f"model.path: trainer {self.name} needs a model folder")
         self.folder = context.model.path

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_core import LossBatch, LossOutput, ModelOutputs, RunFailed, TrainingSection, UsageError
+from forge_core import LossBatch, LossOutput, ModelOutputs, RunFailed, UsageError
 from forge_tensors.loss_step import LossSums, run_loss
 from forge_tensors.metric_sums import MetricSums
 from forge_tensors.mismatch import add_mismatch
-from forge_tensors.schedule import learning_rate
 
 
 class Returns:
@@ -76,27 +75,3 @@ def test_mismatch_of_a_known_difference() -> None:
     assert means["mismatch/logprob_abs_mean"] == pytest.approx(0.25)
     assert means["mismatch/logprob_abs_max"] == pytest.approx(0.5)
     assert means["mismatch/kl"] == pytest.approx((torch.tensor(0.5).exp().item() - 1.5) / 2)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1]),
-        ("linear", [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25, 0]),
-        ("cosine", [1 / 3, 2 / 3, 1, 0.8535534, 0.5, 0.1464466, 0]),
-    ],
-)
-def test_the_course_of_the_learning_rate(schedule: str, expected: list[float]) -> None:
-    training = TrainingSection.model_validate(
-        {"schedule": schedule, "steps": 6, "warmup_steps": 2, "learning_rate": 2.0}
-    )
-    rates = [learning_rate(training, step) for step in range(7)]
-    assert rates == pytest.approx([2 * part for part in expected])
-
-
-def test_a_schedule_that_is_all_warmup_or_endless() -> None:
-    short = TrainingSection(schedule="linear", steps=2, warmup_steps=5, learning_rate=6.0)
-    assert [learning_rate(short, step) for step in (0, 1)] == [1.0, 2.0]
-    with pytest.raises(UsageError, match=r"training\.steps"):
-        learning_rate(TrainingSection(schedule="cosine"), 0)
-    assert learning_rate(TrainingSection(learning_rate=0.5), 10**6) == 0.5

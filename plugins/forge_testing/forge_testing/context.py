@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,8 @@ from forge_core.contracts.hookspecs import FAMILY_HOOKS
 
 
 def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
-    """A build context of defaults, with a channel of its own: no loss, no transport, seed 0.
+    """A build context of defaults, with a channel of its own: no loss, no transport, torch's AdamW,
+    seed 0.
 
     Args:
         folder: of the model; None: no model.
@@ -32,6 +35,7 @@ def bare_context(folder: Path | None = None, **changes: Any) -> BuildContext:
         "model": ModelSection(path=folder),
         "training": TrainingSection(),
         "distributed": DistributedSection(),
+        "optimizer": adamw(),
         "channel": f"test/{uuid.uuid4().hex}",
     }
     return BuildContext(**{**defaults, **changes})
@@ -72,3 +76,45 @@ def component(
     if kind is TransportComponent:
         says = {"reach": "cluster", **says}
     return kind(name=name, settings=settings, build=build, summary="for tests", **says)
+
+
+class AdamWSettings(Settings):
+    """Of torch's AdamW."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+
+def adamw(**settings: Any) -> Selection[Any]:
+    """Torch's AdamW, as a config would have selected it for trainers under test."""
+    return Selection(
+        family="optimizer",
+        component=component(
+            "optimizer", _adamw, name="adamw", settings=AdamWSettings, sharded=True, state_values=2
+        ),
+        settings=AdamWSettings(**settings),
+    )
+
+
+def cosine() -> Selection[Any]:
+    """Half a cosine down to 0, as a config would have selected it."""
+    return select("schedule", _cosine)
+
+
+def linear() -> Selection[Any]:
+    """A straight line down to 0, as a config would have selected it."""
+    return select("schedule", _linear)
+
+
+def _adamw(settings: Any, context: BuildContext) -> Any:
+    import torch
+
+    return functools.partial(torch.optim.AdamW, **dict(settings), fused=True)
+
+
+def _cosine(settings: Any, context: BuildContext) -> Any:
+    return lambda step, steps: (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def _linear(settings: Any, context: BuildContext) -> Any:
+    return lambda step, steps: 1 - step / steps

@@ -32,6 +32,22 @@ def check_trainer(settings: TitanTrainerSettings, context: BuildContext) -> None
                 f"distributed.tensor_parallel_degree: loss {context.loss.name!r} needs "
                 f"{', '.join(sorted(whole))}, and no rank has the whole vocabulary; use 1"
             )
+    check_optimizer(context)
+
+
+def check_optimizer(context: BuildContext) -> None:
+    """Several ranks hold their weights as ``DTensor``.
+
+    Raises:
+        UsageError: the optimizer needs whole weights.
+    """
+    optimizer = context.optimizer
+    if context.world_size > 1 and optimizer is not None and not optimizer.sharded:
+        raise UsageError(
+            f"training.optimizer: {optimizer.name} needs whole weights, and trainer titan with "
+            f"{context.world_size} ranks (trainer.procs) gives it shards; adamw and others that "
+            "change each value by itself (OptimizerComponent.sharded) take them"
+        )
 
 
 def trainer_cautions(settings: TitanTrainerSettings, context: BuildContext) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from forge_core import BuildContext, Memory, ModelShape, Workload
 from forge_tensors.activations import head_activations, layer_activations
+from forge_tensors.optimizer_memory import state_bytes
 from forge_titan.degrees import STAGES_PER_RANK, Degrees, check_degrees
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def trainer_memory(
     weights = math.ceil(whole / (degrees.shard * degrees.context)) * stored
     states = {"parameters": weights}
     if workload.trained:
-        states |= {"gradients": weights, "optimizer": 2 * weights}
+        states |= {"gradients": weights, **state_bytes(context, weights)}
     if workload.reference:
         states["reference"] = weights
     tokens = _tokens(workload, degrees, limit)

@@ -1,28 +1,42 @@
-"""TorchTitan's optimizer and scheduler containers, set up as the trainer ``torch`` does it."""
+"""TorchTitan's optimizer and scheduler containers around the optimizer that the config chose."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from forge_core import TrainingSection
-from forge_tensors.schedule import learning_rate
-from forge_titan.torchtitan_api import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from forge_core import BuildContext
+from forge_tensors.optimizer import make_optimizer
+from forge_tensors.schedule import LearningRate
+from forge_titan.torchtitan_api import LRSchedulersContainer, OptimizersContainer, canonical_fqn
 
 
-def make_optimizers(parts: list[Any], training: TrainingSection) -> Any:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with weight decay on matrices only."""
+class Optimizers(OptimizersContainer):  # type: ignore[misc]
+    """One optimizer for each part of the model, made by ``training.optimizer``.
 
-    def group(pattern: str, decay: float) -> Any:
-        arguments = {"lr": 1.0, "betas": training.betas, "eps": 1e-8, "weight_decay": decay}
-        return ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=arguments)
+    TorchTitan's own container knows Adam and AdamW by name. Everything else of it is used: names of
+    parameters in groups, from which its ``state_dict`` makes one that any number of ranks can load.
+    """
 
-    config = OptimizersContainer.Config(
-        param_groups=[group(r"norm\.weight$", 0.0), group(r".*", training.weight_decay)],
-        implementation="fused",
-    )
-    return config.build(model_parts=parts)
+    def __init__(self, parts: list[Any], context: BuildContext) -> None:
+        self.model_parts = parts
+        self.optimizers = [
+            make_optimizer(
+                context,
+                ((canonical_fqn(name), weight) for name, weight in part.named_parameters()),
+                rate=1.0,
+            )
+            for part in parts
+        ]
+        weights = [
+            weight
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        ]
+        self._validate_params(weights)
+        self._post_init(weights)
 
 
-def make_schedulers(optimizers: Any, training: TrainingSection) -> Any:
+def make_schedulers(optimizers: Any, rate: LearningRate) -> Any:
     """The kernel's schedule; the optimizers' own rate is 1, so that the factor is the rate."""
-    return LRSchedulersContainer(optimizers, lambda step: learning_rate(training, step))
+    return LRSchedulersContainer(optimizers, rate)

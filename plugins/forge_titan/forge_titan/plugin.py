@@ -21,6 +21,8 @@ TRAINER = TrainerComponent(
     memory=trainer_memory,
     location=trainer_location,
     gives={"top_logprobs", "log_softmax", "hidden_states"},
+    optimizers=True,
+    schedules=True,
     summary="TorchTitan: Qwen3 and Llama 3 over one or many processes, from and to Hugging Face",
 )
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from forge_core import DataError
+from forge_tensors.optimizer import check_kind, kind
 from forge_titan.ranks import Ranks
 from forge_titan.safe_state import SafePlanner, SafeReader
 
@@ -27,6 +28,7 @@ def save_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
     """Write what a resume needs beside the weights. A collective."""
     state = {
         "optimizer": optimizers.state_dict(),
+        "optimizer_kind": kind(optimizers.optimizers[0]),
         "scheduler": schedulers.state_dict(),
         "random": torch.get_rng_state(),
     }
@@ -41,23 +43,22 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
     stay as they were built from the config, which may differ from the checkpoint's on a resume.
 
     Raises:
-        DataError: the folder has no such state, or one that would run code when read.
+        DataError: the folder has no such state, that of another kind of optimizer, or one that
+            would run code when read.
     """
     if not (folder / FOLDER).is_dir():
         raise DataError(f"checkpoint {folder}: {FOLDER}, which trainer titan writes, is missing")
+    written = {"optimizer_kind": ""}
+    _load(written, ranks, folder)
+    check_kind(optimizers.optimizers[0], written["optimizer_kind"])
     settings = [[_settings(group) for group in each.param_groups] for each in optimizers]
     state = {
         "optimizer": optimizers.state_dict(),
         "scheduler": schedulers.state_dict(),
         "random": torch.get_rng_state(),
     }
+    _load(state, ranks, folder)
     with _quiet():
-        load(
-            state,
-            storage_reader=SafeReader(folder / FOLDER),
-            planner=SafePlanner(),
-            no_dist=ranks.world_size == 1,
-        )
         optimizers.load_state_dict(state["optimizer"])
         schedulers.load_state_dict(state["scheduler"])
     for optimizer, scheduler, own in zip(optimizers, schedulers, settings, strict=True):
@@ -65,6 +66,17 @@ def load_state(optimizers: Any, schedulers: Any, ranks: Ranks, folder: Path) -> 
         for group, configured, rate in zip(optimizer.param_groups, own, rates, strict=True):
             group.update(configured, lr=rate)
     torch.set_rng_state(state["random"])
+
+
+def _load(state: dict[str, Any], ranks: Ranks, folder: Path) -> None:
+    """Fill in a state from what was written."""
+    with _quiet():
+        load(
+            state,
+            storage_reader=SafeReader(folder / FOLDER),
+            planner=SafePlanner(),
+            no_dist=ranks.world_size == 1,
+        )
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

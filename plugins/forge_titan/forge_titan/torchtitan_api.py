@@ -10,10 +10,10 @@ from forge_titan import cpu
 cpu.prepare()
 
 # ruff: noqa: E402
+from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.components.optimizer import (
     LRSchedulersContainer,
     OptimizersContainer,
-    ParamGroupConfig,
 )
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -48,13 +48,13 @@ __all__ = [
     "OptimizersContainer",
     "ParallelDims",
     "ParallelismConfig",
-    "ParamGroupConfig",
     "Qwen3Model",
     "Qwen3TransformerBlock",
     "RMSNorm",
     "SelectiveAC",
     "TrainingConfig",
     "apply_compile",
+    "canonical_fqn",
     "clip_grad_norm_",
     "llama3",
     "make_ffn_config",

@@ -21,7 +21,7 @@ from forge_tensors.trainer_frame import StepNumbers, TrainerFrame
 from forge_tensors.units import units
 from forge_titan.batch_split import share
 from forge_titan.hf_weights import hf_shards, hf_weights, load_weights, save_weights
-from forge_titan.optimizer import make_optimizers, make_schedulers
+from forge_titan.optimizer import Optimizers, make_schedulers
 from forge_titan.policy import Policy, local
 from forge_titan.ranks import Ranks
 from forge_titan.settings import TitanTrainerSettings
@@ -54,11 +54,11 @@ class TitanTrainer(TrainerFrame[Policy]):
         try:
             set_float32(self.distributed, self.dtype, self.device)
             self.policy = self._policy()
+            self.optimizers: Any = Optimizers(self.policy.parts, context)
+            self.schedulers: Any = make_schedulers(self.optimizers, self.learning_rate)
         except BaseException:
             self.ranks.close()
             raise
-        self.optimizers: Any = make_optimizers(self.policy.parts, self.training)
-        self.schedulers: Any = make_schedulers(self.optimizers, self.training)
 
     @property
     def steps_done(self) -> int:

@@ -23,6 +23,7 @@ from forge_core import (
     UsageError,
 )
 from forge_models.folder import materialize
+from forge_testing.context import linear
 from forge_titan.plugin import TRAINER
 from forge_titan.settings import TitanTrainerSettings
 
@@ -46,6 +47,7 @@ def build(folder: Path | None, **sections: Any) -> Any:
         model=ModelSection(path=folder),
         training=sections.get("training", TrainingSection()),
         distributed=sections.get("distributed", DistributedSection()),
+        schedule=sections.get("schedule"),
     )
     settings = TitanTrainerSettings(device="cpu", flavor=sections.get("flavor"))
     return TRAINER.build(settings, context)
@@ -143,8 +145,7 @@ def test_offloading_from_the_cpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
-    training = TrainingSection(schedule="linear")
-    assert "training.steps" in refusal(make_folder(tmp_path), UsageError, training=training)
+    assert "training.steps" in refusal(make_folder(tmp_path), UsageError, schedule=linear())
 
 
 async def test_a_sequence_beyond_the_window_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_models.folder import load_model, materialize
 from forge_sft.plugin import forge_losses as sft_losses
 from forge_testing.conformance.trainer import Sharpens, Shrinks, Smooths
-from forge_testing.context import select
+from forge_testing.context import adamw, cosine, select
 from forge_testing.policies import policy_init
 from forge_testing.ranks import RankError, RankPool, Together
 from forge_titan.checks import check_trainer
@@ -39,9 +39,7 @@ FIELDS = ("advantages", "sampler_logprobs")
 LOSSES: dict[str, LossComponent] = {
     component.name: component for component in (*sft_losses(), *grpo_losses())
 }
-TRAINING = TrainingSection(
-    learning_rate=1e-2, steps=STEPS, weight_decay=0.1, warmup_steps=2, schedule="cosine"
-)
+TRAINING = TrainingSection(learning_rate=1e-2, steps=STEPS, warmup_steps=2)
 LAYOUTS = {
     "fsdp": {"strategy": "fsdp"},
     "replicate": {"strategy": "ddp"},
@@ -80,6 +78,7 @@ def build(
     loss: str | Selection[Loss],
     layout: dict[str, Any],
     ranks: int = 2,
+    weight_decay: float = 0.1,
     **training: Any,
 ) -> Together:
     if isinstance(loss, str):
@@ -93,6 +92,8 @@ def build(
         training=TRAINING.model_copy(update=training),
         distributed=DistributedSection(**layout),
         loss=loss,
+        optimizer=adamw(weight_decay=weight_decay),
+        schedule=cosine(),
     )
     trainer = Selection(
         family="trainer", component=TRAINER, settings=TitanTrainerSettings(device="cpu")

@@ -22,6 +22,7 @@ from forge_core import (
 from forge_grpo.plugin import forge_losses as grpo_losses
 from forge_models.folder import materialize
 from forge_sft.plugin import forge_losses as sft_losses
+from forge_testing.context import adamw, cosine
 from forge_testing.policies import policy_init
 from forge_titan.plugin import TRAINER as TITAN
 from forge_torch.plugin import TRAINER as TORCH
@@ -65,9 +66,9 @@ def make(
     chosen = LOSSES[loss]
     context = BuildContext(
         model=ModelSection(path=folder),
-        training=TrainingSection(
-            steps=STEPS, learning_rate=1e-2, warmup_steps=3, schedule="cosine", weight_decay=0.1
-        ),
+        training=TrainingSection(steps=STEPS, learning_rate=1e-2, warmup_steps=3),
+        optimizer=adamw(weight_decay=0.1),
+        schedule=cosine(),
         distributed=distributed or DistributedSection(),
         loss=Selection(family="loss", component=chosen, settings=chosen.settings(**SETTINGS[loss])),
     )

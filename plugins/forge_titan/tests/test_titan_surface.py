@@ -83,8 +83,6 @@ def test_arguments(function: Any, names: str) -> None:
         ),
         (torchtitan_api.TrainingConfig, "dtype mixed_precision_param enable_cpu_offload"),
         (torchtitan_api.CompileConfig, "enable components"),
-        (torchtitan_api.OptimizersContainer.Config, "param_groups implementation"),
-        (torchtitan_api.ParamGroupConfig, "pattern optimizer_name optimizer_kwargs"),
     ],
 )
 def test_fields(config: Any, names: str) -> None:

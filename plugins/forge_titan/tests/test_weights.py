@@ -18,7 +18,7 @@ from forge_core import (
     TrainSequence,
 )
 from forge_models.folder import load_tokenizer, materialize
-from forge_testing.conformance.trainer import LOSSES, TRAINING, make_sequences
+from forge_testing.conformance.trainer import LOSSES, OPTIMIZER, SCHEDULE, TRAINING, make_sequences
 from forge_testing.policies import policy_init
 from forge_titan import hf_weights
 from forge_titan.plugin import TRAINER
@@ -44,6 +44,8 @@ def make(folder: Path, **sections: Any) -> TitanTrainer:
         training=sections.pop("training", TRAINING),
         distributed=DistributedSection(**sections),
         loss=LOSSES["nll"],
+        optimizer=OPTIMIZER,
+        schedule=SCHEDULE,
     )
     trainer = TRAINER.build(TitanTrainerSettings(device="cpu"), context)
     assert isinstance(trainer, TitanTrainer)

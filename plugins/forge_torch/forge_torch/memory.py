@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from forge_core import BuildContext, Checkpointing, Memory, Workload
 from forge_tensors.activations import head_activations, layer_activations
+from forge_tensors.optimizer_memory import state_bytes
 from forge_torch.settings import TorchTrainerSettings
 
 
 def trainer_memory(
     settings: TorchTrainerSettings, context: BuildContext, workload: Workload
 ) -> Memory:
-    """What training with AdamW holds in one process, or answering with logprobs alone."""
+    """What training holds in one process, or answering with logprobs alone."""
     shape = workload.shape
     size = 2 if context.model.dtype == "bfloat16" else 4
     mixed = context.distributed.precision == "bf16" and size == 4
@@ -29,7 +30,7 @@ def trainer_memory(
     device = {
         "parameters": weights,
         "gradients": weights,
-        "optimizer": 2 * weights,
+        **state_bytes(context, weights),
         "activations": tokens * per_token * element
         + head_activations(shape, tokens, cuda=settings.device != "cpu"),
     }

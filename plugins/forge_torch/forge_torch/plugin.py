@@ -43,6 +43,8 @@ TRAINER = TrainerComponent(
     memory=trainer_memory,
     location=trainer_location,
     gives={"top_logprobs", "log_softmax", "hidden_states", "values"},
+    optimizers=True,
+    schedules=True,
     summary="Hugging Face causal language models in one process, on CPU or CUDA",
     default=True,
 )

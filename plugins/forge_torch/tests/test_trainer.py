@@ -17,6 +17,7 @@ from forge_core import (
     UsageError,
 )
 from forge_testing.conformance.trainer import MakeTrainer, TrainerConformance, make_sequences
+from forge_testing.context import linear
 from forge_torch.plugin import TRAINER
 from forge_torch.settings import TorchTrainerSettings
 from forge_torch.trainer.trainer import TorchTrainer
@@ -59,7 +60,7 @@ class TestTorch(TrainerConformance):
 
     async def test_a_schedule_without_an_end_is_refused(self, make: MakeTrainer) -> None:
         with pytest.raises(UsageError, match=r"training\.steps"):
-            await make(training=TrainingSection(schedule="linear"))
+            await make(training=TrainingSection(), schedule=linear())
 
     async def test_weights_may_be_kept_in_bfloat16(
         self, make: MakeTrainer, model_folder: Path

@@ -48,7 +48,7 @@ from forge_core import (
 )
 from forge_tensors.checksum import checksum
 from forge_testing.conformance.suite import Suite, built
-from forge_testing.context import bare_context, select
+from forge_testing.context import adamw, bare_context, cosine, select
 
 Weights = dict[str, torch.Tensor]
 MakeTrainer = Callable[..., Awaitable[Trainer]]
@@ -57,11 +57,10 @@ TRAINING = TrainingSection(
     steps=6,
     learning_rate=1e-2,
     warmup_steps=2,
-    schedule="cosine",
     max_grad_norm=0.5,
-    weight_decay=0.1,
-    betas=(0.9, 0.95),
 )
+OPTIMIZER = adamw(weight_decay=0.1, betas=(0.9, 0.95))
+SCHEDULE = cosine()
 RATES = [1e-2 * part for part in (1 / 3, 2 / 3, 1, (1 + math.sqrt(0.5)) / 2, 0.5)]
 """Learning rates of the first five of ``TRAINING``'s steps."""
 
@@ -94,6 +93,8 @@ class TrainerConformance(Suite):
                 training=sections.get("training", TRAINING),
                 distributed=sections.get("distributed", DistributedSection()),
                 loss=LOSSES[loss],
+                optimizer=sections.get("optimizer", OPTIMIZER),
+                schedule=sections.get("schedule", None if "training" in sections else SCHEDULE),
                 transport=select("transport", _build_kept),
             )
             trainer = built(selection, context)
@@ -255,8 +256,11 @@ class TrainerConformance(Suite):
             await first.train_step([batch])
             plain.step(batch, rate, temperature=1.0)
         await first.save(tmp_path)
-        changes = {"weight_decay": 5.0, "betas": (0.5, 0.6), "learning_rate": 3e-2}
-        second = await make(training=TRAINING.model_copy(update=changes))
+        second = await make(
+            training=TRAINING.model_copy(update={"learning_rate": 3e-2}),
+            optimizer=adamw(weight_decay=5.0, betas=(0.5, 0.6)),
+            schedule=SCHEDULE,
+        )
         await second.load(tmp_path)
         for group in plain.optimizer.param_groups:
             group["betas"] = (0.5, 0.6)
@@ -332,8 +336,8 @@ class TrainerConformance(Suite):
         self, make: MakeTrainer, model_folder: Path, tmp_path: Path
     ) -> None:
         """Finite loss and gradient, and a step that is too large for the weights' type."""
-        huge = TrainingSection(steps=6, learning_rate=1e38, weight_decay=10.0, schedule="constant")
-        trainer = await make(training=huge)
+        huge = TrainingSection(steps=6, learning_rate=1e38)
+        trainer = await make(training=huge, optimizer=adamw(weight_decay=10.0))
         await trainer.train_step([make_sequences(model_folder)])
         expected = r"after step 1: weight \S+ is not finite \([\d,]+ of [\d,]+ values\)$"
         for forbidden in (trainer.publish(next(_versions)), trainer.save(tmp_path)):

@@ -27,13 +27,13 @@ from forge_tensors.limits import check_sequences
 from forge_tensors.logprobs import NOTHING, Scores, Terms
 from forge_tensors.named_weights import named_weights
 from forge_tensors.one_process import OneProcessTrainer
+from forge_tensors.optimizer import check_kind, kind, load_state, make_optimizer
 from forge_tensors.value_head import ValueHead
 from forge_torch.checks import check_trainer
 from forge_torch.settings import TorchTrainerSettings
-from forge_torch.trainer.optimizer import load_moments, make_optimizer
 
 STATE_FILE = "trainer_state.pt"
-"""Optimizer moments, steps done, value head and random number generators, beside the weights."""
+"""Optimizer state, steps done, value head and random number generators, beside the weights."""
 
 VALUES = OutputNeeds(values=True)
 
@@ -75,7 +75,9 @@ class TorchTrainer(OneProcessTrainer[CausalLM]):
         self.value_head: ValueHead | None = None
         if self.needs.values:
             self.value_head = ValueHead(config.hidden_size, self.device)
-        self.optimizer = make_optimizer(self.named_parameters(), self.training)
+        self.optimizer = make_optimizer(
+            context, self.named_parameters(), rate=self.training.learning_rate
+        )
 
     def run(
         self,
@@ -129,6 +131,7 @@ class TorchTrainer(OneProcessTrainer[CausalLM]):
         state = {
             "steps_done": self.steps_done,
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_kind": kind(self.optimizer),
             "value_head": self.value_head.state_dict() if self.value_head is not None else {},
             "cpu_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
@@ -144,7 +147,8 @@ class TorchTrainer(OneProcessTrainer[CausalLM]):
         )
         self.policy.model.load_state_dict(saved.state_dict())
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-        load_moments(self.optimizer, state["optimizer"])
+        check_kind(self.optimizer, state["optimizer_kind"])
+        load_state(self.optimizer, state["optimizer"])
         if self.value_head is not None:
             self.value_head.load_state_dict(state["value_head"])
         self.steps_done = state["steps_done"]

@@ -1,0 +1,1 @@
+"""Optimizers of torch and learning-rate schedules, as components."""

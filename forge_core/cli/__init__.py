@@ -106,12 +106,19 @@ def _join_threads() -> None:
 
     if threading.active_count() == 1:
         return
-    from forge_core.deadline import DeadlineExceeded, call_within
-
+    before = signal.signal(signal.SIGALRM, _too_late)
+    signal.setitimer(signal.ITIMER_REAL, LAST_WAIT)
     try:
-        call_within(LAST_WAIT, threading._shutdown)  # type: ignore[attr-defined]
-    except DeadlineExceeded:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except TimeoutError:
         say(f"warning: threads that have not ended within {LAST_WAIT:g} s are abandoned")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _too_late(number: int, frame: object) -> NoReturn:
+    raise TimeoutError
 
 
 def _exit_of_a_component(status: int, pid: int = os.getpid()) -> NoReturn:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 KERNEL = Path(__file__).parents[2] / "forge_core"
 
-MOST = 6_650
-"""Lines of code in ``forge_core``. Lowered with each package that leaves it; the aim is 6,500."""
+MOST = 6_500
+"""Lines of code in ``forge_core``. What is not kernel goes into a package of its own."""
 
 _NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from forge_core import deadline
-from forge_core.deadline import DeadlineExceeded, Hurried, await_within, call_within, hurry
+from forge_services import deadline
+from forge_services.deadline import DeadlineExceeded, Hurried, await_within, call_within, hurry
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable
 from contextvars import Context, copy_context
 from typing import Any
 
-from forge_core.deadline import calls_in_a_row
+from forge_services.deadline import calls_in_a_row
 
 Work = Coroutine[Any, Any, None]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core import DataError, ForgeError, PluginError, RunInterrupted, Task
 from forge_core.contracts.blame import blaming
-from forge_core.deadline import call_within
 from forge_run.answers import check_is_task
+from forge_services.deadline import call_within
 
 if TYPE_CHECKING:
     from forge_core import Dataset, DatasetKeys, Selection

@@ -19,8 +19,8 @@ from forge_core import (
     Task,
 )
 from forge_core.contracts.blame import contained, described, title
-from forge_core.deadline import await_within
 from forge_rollouts.places import Places
+from forge_services.deadline import await_within
 
 if TYPE_CHECKING:
     from forge_core import Environment, EnvironmentKeys, Interaction, Selection

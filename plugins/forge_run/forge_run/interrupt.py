@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from forge_core import Interrupted
-from forge_core.deadline import hurry
+from forge_services.deadline import hurry
 
 GRACE = 10.0
 """Seconds that the step under way has to end when a run is asked to stop."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core import Evaluation, RunInterrupted, RunStopped, Step, StepRecord
 from forge_core.command import forge_command
-from forge_core.deadline import Hurried
 from forge_run import interrupt
 from forge_run.checkpoint import RunState, SaveTimes, write_state
 from forge_run.pace import Counts, Pace
 from forge_run.trackers.lines import METRICS
+from forge_services.deadline import Hurried
 
 if TYPE_CHECKING:
     from forge_core import StageConfig

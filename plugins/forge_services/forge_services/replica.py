@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from forge_core import Replica, ReplicaDied
-from forge_core.deadline import DeadlineExceeded, await_within
+from forge_services.deadline import DeadlineExceeded, await_within
 
 
 class LiveReplica:

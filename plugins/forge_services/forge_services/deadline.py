@@ -21,7 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from forge_core.contracts.errors import RunInterrupted
+from forge_core import RunInterrupted
 
 T = TypeVar("T")
 

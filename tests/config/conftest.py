@@ -192,6 +192,7 @@ class World:
     @hookimpl
     def forge_trackers(self) -> Iterator[TrackerComponent]:
         yield component("tracker", "console", Console, default=True)
+        yield component("tracker", "jsonl", Nothing, default=True)
 
     @hookimpl
     def forge_presets(self) -> Iterator[Preset]:

@@ -95,7 +95,7 @@ def test_an_integer_of_another_type_is_a_number_of_steps() -> None:
         ({"provides": "advantages"}, "provides must be a set of names"),
         ({"requires": None}, "requires must be a set of names"),
         ({"requires": {"dataset", "polcy"}}, "requires names 'polcy', which is not a section"),
-        ({"requires": {"trainers"}}, "did you mean 'trainer'? (allowed: dataset, "),
+        ({"requires": {"trainers"}}, "did you mean 'trainer'? (allowed: advantage, "),
         ({"run": lambda self, stage: None}, "run must be a coroutine: write `async def`"),
         ({"plan": None}, "expected an object with plan, run (missing: plan)"),
     ],

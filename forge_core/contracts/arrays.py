@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
-IntArray: TypeAlias = npt.NDArray[np.int32]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
+# As strings: a plugin that names them in its signatures does not import numpy at start.
+IntArray: TypeAlias = "npt.NDArray[np.int32]"
+FloatArray: TypeAlias = "npt.NDArray[np.float32]"
+BoolArray: TypeAlias = "npt.NDArray[np.bool_]"
 
 Ints: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tensor"
 """What is taken for token ids and versions."""

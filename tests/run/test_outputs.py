@@ -30,6 +30,7 @@ from forge_core import (
 from forge_core.plugins.manager import PluginManager
 from forge_run import listener, observers
 from forge_run.events import EventBus
+from forge_run.settings import JsonlSettings
 from forge_run.trackers.jsonl import JsonlTracker
 from forge_services.watchdog import Watchdog
 from forge_testing.runs import lines_of, small_config
@@ -206,7 +207,7 @@ class FullDisk(JsonlTracker):
 
 def test_the_runs_own_record_fails_the_run_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
-        _course(tmp_path, Tracker(), FullDisk(episodes=1))
+        _course(tmp_path, Tracker(), FullDisk(JsonlSettings(episodes=1)))
     message = f"{tmp_path}/metrics.jsonl: cannot be written: No space left on device"
     assert str(caught.value) == message
 

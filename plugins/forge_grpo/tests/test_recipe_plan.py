@@ -17,6 +17,7 @@ from forge_core import (
 )
 from forge_grpo import plugin
 from forge_grpo.recipe import _split
+from forge_local import plugin as local
 from forge_testing.context import bare_context
 
 CONFIG: dict[str, Any] = {
@@ -33,7 +34,7 @@ def plan(forge_app: Callable[..., Forge]) -> Callable[..., int]:
     """``plan({"training.steps": 5}, length=100)``: the steps that the recipe plans."""
 
     def plan(overrides: dict[str, Any] | list[str], length: int = 100) -> int:
-        (stage,) = forge_app(plugin).resolve(CONFIG, overrides).stages
+        (stage,) = forge_app(plugin, local).resolve(CONFIG, overrides).stages
         return stage.recipe.build(bare_context()).plan(stage, length)
 
     return plan
@@ -113,7 +114,7 @@ def test_the_recipe_gives_its_losses_what_they_need(
     overrides: dict[str, Any] = {"loss.use": name}
     if name == "grpo":
         overrides |= {"loss.kl_coef": 0.1, "loss.entropy_coef": 0.1}
-    (stage,) = forge_app(plugin).resolve(CONFIG, overrides).stages
+    (stage,) = forge_app(plugin, local).resolve(CONFIG, overrides).stages
     assert stage.loss is not None
     assert stage.loss.needs <= stage.recipe.provides | {"entropy"}
 

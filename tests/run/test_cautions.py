@@ -18,7 +18,7 @@ from forge_core import (
 )
 from forge_run.cautions import cautions
 from forge_tensors.precision import HALF_STEP, bfloat16_weights
-from forge_testing.conformance.trainer import Nll, make_sequences
+from forge_testing.conformance.trainer import OPTIMIZER, Nll, make_sequences
 from forge_testing.context import select
 from forge_testing.runs import small_config
 from forge_torch.plugin import TRAINER
@@ -32,6 +32,7 @@ def context(folder: Path, **training: Any) -> BuildContext:
         training=TrainingSection(**training),
         distributed=DistributedSection(),
         loss=select("loss", lambda settings, context: Nll()),
+        optimizer=OPTIMIZER,
     )
 
 

@@ -24,6 +24,7 @@ from forge_core import (
 from forge_models.folder import materialize
 from forge_models.shape import model_shape
 from forge_sft.plugin import forge_losses
+from forge_testing.conformance.trainer import OPTIMIZER
 from forge_testing.context import bare_context
 from forge_testing.ranks import RankPool
 from forge_testing.shapes import LLAMA_31_8B, QWEN3_8B
@@ -71,6 +72,7 @@ async def test_told_is_held(
         training=TrainingSection(steps=1),
         distributed=DistributedSection(**section),
         loss=Selection(family="loss", component=loss, settings=loss.settings()),
+        optimizer=OPTIMIZER,
     )
     settings = TitanTrainerSettings(device="cpu")
     measured = TrainerComponent(

@@ -207,7 +207,7 @@ class AdvantageComponent(Component[AdvantageEstimator]):
     """An advantage estimator.
 
     Args:
-        scale: what a recipe divides its advantages by unless the config says otherwise: the
+        scale: what a recipe divides what it returns by unless the config says otherwise: the
             standard deviation of the group's rewards (``std``), or nothing.
     """
 

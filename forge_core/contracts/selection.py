@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -13,6 +13,7 @@ from forge_core.contracts.blame import blaming, contained, title
 from forge_core.contracts.built import check_built
 from forge_core.contracts.errors import ForgeError, PluginError
 from forge_core.contracts.families import (
+    AdvantageComponent,
     CheckTasks,
     EnvironmentComponent,
     GeneratorComponent,
@@ -139,6 +140,19 @@ class Selection(Generic[T_co]):
     def ends(self) -> bool:
         """Whether the course of a schedule depends on the number of steps."""
         return isinstance(self.component, ScheduleComponent) and self.component.ends
+
+    @property
+    def scale(self) -> Literal["std", "none"]:
+        """What a recipe divides the advantages of an estimator by, unless the config says.
+
+        Raises:
+            PluginError: the component says something else.
+        """
+        assert isinstance(self.component, AdvantageComponent)
+        stated = self.component.scale
+        if stated not in ("std", "none"):
+            raise PluginError(f"{title(self)}: scale must be 'std' or 'none', not {stated!r}")
+        return stated
 
     @property
     def reach(self) -> Reach:

@@ -1,4 +1,4 @@
-"""The recipe of ``docs/recipes.md`` is a tested example, and the page's tables are whole."""
+"""What ``docs/recipes.md`` shows is tested, and the page's tables are whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from forge_core import RecipeContext, RecipeService, RolloutOptions, Step
+from forge_core import (
+    AdvantageEstimator,
+    RecipeContext,
+    RecipeService,
+    RolloutOptions,
+    Selection,
+    Step,
+)
+from forge_core.plugins.from_code import component_in_file
+from forge_testing.conformance.advantage import AdvantageConformance
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -46,3 +55,14 @@ def test_the_page_names_every_field_of_a_service() -> None:
     for field in ("groups", "group_size", "optimizer_steps", "max_staleness"):
         assert field in PAGE
         assert field in inspect.signature(RolloutOptions).parameters
+
+
+class TestAboveBest(AdvantageConformance):
+    @pytest.fixture
+    def selection(self, tmp_path: Path) -> Selection[AdvantageEstimator]:
+        (block,) = re.findall(r"^```python\n(def above_best.*?)^```$", PAGE, re.S | re.M)
+        file = tmp_path / "my_advantage.py"
+        file.write_text(block, encoding="utf-8")
+        component = component_in_file("advantage", f"{file}:above_best", frozenset())
+        settings = component.settings(margin=0.1)
+        return Selection(family="advantage", component=component, settings=settings)

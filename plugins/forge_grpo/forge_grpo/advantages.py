@@ -15,24 +15,35 @@ ROUNDING = 1e-9
 are two sums of the same parts."""
 
 
-def group_advantages(
-    rewards: Sequence[float], *, scale: Literal["std", "none"] = "std"
-) -> list[float]:
-    """Advantage of each episode of one group.
+class GroupMean:
+    """Reward minus the group's mean, DeepSeekMath (arXiv:2402.03300), section 4.1.2."""
 
-    ``std``: (r - mean) / (std + epsilon), DeepSeekMath (arXiv:2402.03300) section 4.1.2, with the
-    sample standard deviation. ``none``: r - mean, Dr. GRPO (arXiv:2503.20783), which does not
-    weight easy and hard tasks up.
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        mean = fmean(rewards)
+        return [reward - mean for reward in rewards]
+
+
+def scale_advantages(
+    advantages: Sequence[float], rewards: Sequence[float], scale: Literal["std", "none"]
+) -> list[float]:
+    """Advantages of one group as they are trained on.
+
+    ``std`` divides by the standard deviation of the rewards + epsilon, DeepSeekMath
+    (arXiv:2402.03300), section 4.1.2, with that of the sample. ``none`` leaves them, Dr. GRPO
+    (arXiv:2503.20783), which does not weight easy and hard tasks up.
 
     Args:
-        rewards: of one group's episodes. [G]
-        scale: what the difference is divided by.
+        advantages: what the estimator made of the rewards. [G]
+        rewards: of the group's episodes. [G]
+        scale: what they are divided by; equal rewards have no deviation and divide nothing.
 
     Returns:
-        One advantage an episode; all exactly 0 when the rewards are equal but for rounding. [G]
+        One advantage an episode; all exactly 0 where rewards are equal and an estimator found
+        nothing but rounding in them. [G]
     """
-    if not rewards or isclose(min(rewards), max(rewards), rel_tol=ROUNDING, abs_tol=ROUNDING):
-        return [0.0] * len(rewards)
-    mean = fmean(rewards)
+    if isclose(min(rewards), max(rewards), rel_tol=ROUNDING, abs_tol=ROUNDING):
+        rounding = ROUNDING * max(1.0, *map(abs, rewards))
+        is_rounding = max(map(abs, advantages)) <= rounding
+        return [0.0] * len(rewards) if is_rounding else list(advantages)
     divisor = stdev(rewards) + EPSILON if scale == "std" else 1.0
-    return [(reward - mean) / divisor for reward in rewards]
+    return [advantage / divisor for advantage in advantages]

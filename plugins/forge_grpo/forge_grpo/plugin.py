@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forge_core import (
+    AdvantageComponent,
     DatasetComponent,
     EnvironmentComponent,
     Finding,
@@ -13,6 +14,7 @@ from forge_core import (
     Preset,
     RecipeComponent,
     RewardComponent,
+    Settings,
     hookimpl,
 )
 from forge_grpo.checks import (
@@ -45,11 +47,23 @@ def forge_recipes() -> Iterable[RecipeComponent]:
         name="grpo",
         settings=GrpoSettings,
         build="forge_grpo.recipe:GrpoRecipe",
-        requires={"dataset", "rewards", "environment", "generator", "trainer", "loss"},
+        requires={"dataset", "rewards", "environment", "generator", "trainer", "loss", "advantage"},
         provides={"advantages", "sampler_logprobs", "reference_logprobs"},
         defaults={"loss": {"use": "grpo"}, "training": {"batch_size": 64}},
         max_staleness=max_staleness,
         summary="group relative policy optimization with verifiable rewards",
+    )
+
+
+@hookimpl
+def forge_advantages() -> Iterable[AdvantageComponent]:
+    yield AdvantageComponent(
+        name="group_mean",
+        settings=Settings,
+        build="forge_grpo.advantages:GroupMean",
+        scale="std",
+        summary="reward minus the mean of its group (GRPO)",
+        default=True,
     )
 
 

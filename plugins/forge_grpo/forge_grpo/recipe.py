@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from forge_core import (
     Episode,
@@ -19,7 +19,7 @@ from forge_core import (
     UsageError,
     steps_for,
 )
-from forge_grpo.advantages import group_advantages
+from forge_grpo.advantages import scale_advantages
 from forge_grpo.prompt_check import answerable, check_prompts
 from forge_grpo.statistics import mismatch_metrics, rollout_metrics
 from forge_models.shape import model_window
@@ -68,6 +68,7 @@ class GrpoRecipe:
             # of the whole one: their ratio would be biased.
             raise UsageError("sampling.top_p, sampling.top_k: recipe grpo samples without them")
         self._check_staleness(config)
+        self._advantage_scale(config)
         tasks = episodes // self.settings.group_size
         return steps_for(config.training, tasks, dataset_length, optimizer_steps=steps)
 
@@ -96,7 +97,7 @@ class GrpoRecipe:
         async with stage.rollouts(self._rollout_options(stage.config)) as rollouts:
             async for step in stage.steps():
                 rollout = await rollouts.take(step)
-                kept = self._assign_advantages(rollout.groups)
+                kept = self._assign_advantages(stage, rollout.groups)
                 if rollout.is_first:
                     step.episodes = rollout.episodes
                     step.record(rollout_metrics(rollout.groups))
@@ -127,14 +128,23 @@ class GrpoRecipe:
             refused_key="recipe.overlong_prompts",
         )
 
-    def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
+    def _advantage_scale(self, config: StageConfig) -> Literal["std", "none"]:
+        """What advantages are divided by."""
+        if self.settings.advantage_scale is not None:
+            return self.settings.advantage_scale
+        assert config.advantage is not None  # it is among ``requires``
+        return config.advantage.scale
+
+    def _assign_advantages(self, stage: RecipeContext, groups: Sequence[Group]) -> list[Episode]:
         """Set the advantage of every episode that was judged; the episodes to train on."""
+        scale = self._advantage_scale(stage.config)
         kept: list[Episode] = []
         for group in _sides(groups):
             judged = [episode for episode in group if not episode.left_out]
-            advantages = group_advantages(
-                [episode.reward for episode in judged], scale=self.settings.advantage_scale
-            )
+            if not judged:
+                continue
+            rewards = [episode.reward for episode in judged]
+            advantages = scale_advantages(stage.advantages(rewards), rewards, scale)
             for episode, advantage in zip(judged, advantages, strict=True):
                 episode.advantage = advantage
             if any(advantages) or self.settings.zero_variance == "keep":

@@ -19,9 +19,10 @@ class GrpoSettings(Settings):
     """How episodes are grouped, and how rewards become advantages."""
 
     group_size: int = Field(8, ge=2, description="episodes sampled for each task")
-    advantage_scale: Literal["std", "none"] = Field(
-        "std",
-        description="divide by the group's standard deviation (GRPO), or not (Dr. GRPO)",
+    advantage_scale: Literal["std", "none"] | None = Field(
+        None,
+        description="divide advantages by the standard deviation of the group's rewards (GRPO), or "
+        "not (Dr. GRPO); null: as the advantage estimator says, and group_mean says std",
     )
     zero_variance: Literal["drop", "keep"] = Field(
         "drop",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge_core import Episode, Forge, Group, hookimpl
+from forge_core import Episode, Forge, Group, RecipeContext, hookimpl
 from forge_grpo.plugin import forge_recipes
 from forge_grpo.recipe import GrpoRecipe
 from forge_testing.conformance.recipe import RecipeConformance
@@ -55,9 +55,9 @@ class Forgets(GrpoRecipe):
 
     done = 0
 
-    def _assign_advantages(self, groups: Sequence[Group]) -> list[Episode]:
+    def _assign_advantages(self, stage: RecipeContext, groups: Sequence[Group]) -> list[Episode]:
         self.done += 1
-        kept = super()._assign_advantages(groups)
+        kept = super()._assign_advantages(stage, groups)
         for episode in kept:
             episode.advantage *= self.done
         return kept

@@ -1,0 +1,6 @@
+"""Lets the tests run without installing the package."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))

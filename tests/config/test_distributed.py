@@ -53,5 +53,5 @@ def test_a_degree_of_nothing_is_refused(read: Read) -> None:
     "degree", ["data_parallel_shard_degree=2", "data_parallel_replicate_degree=2"]
 )
 def test_the_short_form_and_a_degree_are_refused_together(read: Read, degree: str) -> None:
-    with pytest.raises(ConfigError, match="fsdp stands for the data-parallel degrees"):
+    with pytest.raises(ConfigError, match="fsdp sets the data-parallel degrees"):
         read(None, "distributed.strategy=fsdp", f"distributed.{degree}")

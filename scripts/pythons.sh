@@ -27,7 +27,8 @@ install_light() {
     rm -rf "$venv"
     "$python" -m venv "$venv" || die "could not make a virtual environment with $python"
     export PIP_DISABLE_PIP_VERSION_CHECK=1
-    "$venv/bin/pip" install -q -c requirements/constraints.txt -e . -e plugins/forge_local -e plugins/forge_rewards -e plugins/forge_testing \
+    "$venv/bin/pip" install -q -c requirements/constraints.txt -e . -e plugins/forge_local -e plugins/forge_rewards -e plugins/forge_services \
+        -e plugins/forge_testing \
         editables hatchling jsonschema math-verify pytest-xdist || die "installation failed"
     # The plugins that are installed by default, without what they need.
     mapfile -t plugins < <(grep -oE '^-e plugins/\S+' requirements/workspace.txt | tr ' ' '\n')

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from forge_core import OutputNeeds
 from forge_tensors.logprobs import LogitShape, token_logprobs
 from forge_titan import sharded_logprobs
 from forge_titan.sharded_logprobs import sharded_token_logprobs
@@ -72,9 +73,9 @@ def test_values_and_gradients_are_those_of_the_whole_head(
         whole_weight,
         targets,
         shape=LogitShape(temperature=0.7),
-        with_entropy=with_entropy,
+        needs=OutputNeeds(entropy=with_entropy),
     )
-    backward(*expected)
+    backward(expected.logprobs, expected.entropy)
 
     def rank(index: int) -> tuple[torch.Tensor, ...]:
         mine = weight[index * ROWS : (index + 1) * ROWS].clone().requires_grad_()
@@ -98,8 +99,8 @@ def test_values_and_gradients_are_those_of_the_whole_head(
 
     results = on_ranks(rank)
     for logprobs, entropy, grad_hidden, _ in results:
-        torch.testing.assert_close(logprobs, expected[0])
-        torch.testing.assert_close(entropy, expected[1] if with_entropy else expected[0])
+        torch.testing.assert_close(logprobs, expected.logprobs)
+        torch.testing.assert_close(entropy, expected.entropy if with_entropy else expected.logprobs)
         torch.testing.assert_close(grad_hidden, whole_hidden.grad)
     torch.testing.assert_close(torch.cat([part[3] for part in results]), whole_weight.grad)
 

@@ -19,6 +19,7 @@ from forge_core import (
 )
 from forge_models.folder import load_tokenizer, materialize
 from forge_testing.conformance.trainer import LOSSES, OPTIMIZER, SCHEDULE, TRAINING, make_sequences
+from forge_testing.context import adamw
 from forge_testing.policies import policy_init
 from forge_titan import hf_weights
 from forge_titan.plugin import TRAINER
@@ -42,9 +43,9 @@ def make(folder: Path, **sections: Any) -> TitanTrainer:
     context = BuildContext(
         model=ModelSection(path=folder, dtype=sections.pop("dtype", "float32")),
         training=sections.pop("training", TRAINING),
+        optimizer=sections.pop("optimizer", OPTIMIZER),
         distributed=DistributedSection(**sections),
         loss=LOSSES["nll"],
-        optimizer=OPTIMIZER,
         schedule=SCHEDULE,
     )
     trainer = TRAINER.build(TitanTrainerSettings(device="cpu"), context)
@@ -113,7 +114,8 @@ async def test_bfloat16_weights_train_and_stay_bfloat16(tmp_path: Path) -> None:
 async def test_the_padding_token_is_trained_as_transformers_does(tmp_path: Path) -> None:
     """Its embedding gets no gradient; the others' do."""
     folder = make_folder("qwen3", tmp_path / "in")
-    trainer = make(folder, training=TrainingSection(learning_rate=1e-2, steps=1))
+    training = TrainingSection(learning_rate=1e-2, steps=1)
+    trainer = make(folder, training=training, optimizer=adamw(weight_decay=0.0))
     before = trainer.policy.state()["tok_embeddings.weight"].clone()
     await trainer.train_step([[TrainSequence([0, 5, 0, 3], [False, True, True, True])]])
     changed = (trainer.policy.state()["tok_embeddings.weight"] != before).any(1)
